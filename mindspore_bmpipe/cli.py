@@ -1,0 +1,222 @@
+"""The command line: ``bmpipe trace | plan | explain | check``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from mindspore_bmpipe.config import Config, load_config
+from mindspore_bmpipe.costs.network import evaluate_costs, network_costs
+from mindspore_bmpipe.costs.static_memory import StaticSettings
+from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
+from mindspore_bmpipe.graph.recorded import traced_file
+from mindspore_bmpipe.plan import load_plan, write_bytes_atomically
+from mindspore_bmpipe.planner import registered
+from mindspore_bmpipe.planning import (
+    check_plan,
+    input_sizes,
+    no_plan_error,
+    plan_of,
+    resolve_config,
+    solve_subject,
+    stage_link,
+)
+from mindspore_bmpipe.report.explain import explain, render_explanation
+from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
+from mindspore_bmpipe.report.tables import render_plan
+from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
+
+_EPILOG = """\
+examples:
+  bmpipe trace tools.examples.llama:factory --set size=7b -o llama.mindir
+  bmpipe explain llama.mindir -c configs/pipelines/llama_7b_910b.yaml
+  bmpipe plan llama.mindir -c configs/pipelines/llama_7b_910b.yaml -o plan.json
+  bmpipe check plan.json llama.mindir -c configs/pipelines/llama_7b_910b.yaml
+
+exit codes: 0 done, 1 infeasible or check failed, 2 usage or bad input, 3 no plan within the time limit
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    # MindSpore's compiler logs warnings about private details of every trace; errors still come through.
+    os.environ.setdefault("GLOG_v", "3")
+    options = _parser().parse_args(arguments)
+    console = Console(stderr=True, quiet=options.quiet)
+    try:
+        return int(options.run(options, console))
+    except BmpipeError as error:
+        sys.stderr.write(f"bmpipe {options.command}: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write(f"bmpipe {options.command}: interrupted, nothing was written\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; Python would complain again while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bmpipe",
+        description="Plans pipeline stages and activation recomputation of MindSpore networks as one integer program "
+        "whose objective is the exact step time of the pipeline schedule.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    trace = _command(commands, "trace", _run_trace, "write the joint forward and backward graph of a network to a file")
+    trace.add_argument("factory", metavar="pkg.module:factory", help="function that returns (network, inputs)")
+    trace.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help=_SET_HELP)
+    trace.add_argument("-o", "--output", required=True, metavar="FILE", help="the .mindir file to write")
+
+    plan = _command(commands, "plan", _run_plan, "find the fastest plan that fits in memory")
+    _source_arguments(plan, config_required=True)
+    plan.add_argument("-o", "--output", metavar="FILE", help="write the plan file here")
+    plan.add_argument("--json", action="store_true", help="print one JSON object on stdout instead of the table")
+    plan.add_argument("--time-limit", type=float, metavar="S", help="seconds the planner may take (default 60)")
+    plan.add_argument("--planner", default="bmpipe", choices=registered(), help="which planner (default bmpipe)")
+
+    explain_command = _command(commands, "explain", _run_explain, "show costs of every unit, symbolic and in numbers")
+    _source_arguments(explain_command, config_required=False)
+    explain_command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+
+    check = _command(commands, "check", _run_check, "check a plan file against a network and settings, independently")
+    check.add_argument("plan", metavar="PLAN", help="plan file written by 'bmpipe plan -o'")
+    _source_arguments(check, config_required=True)
+    return parser
+
+
+_SET_HELP = "setting passed to the factory: numbers, true/false, text; may be repeated"
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _source_arguments(parser: argparse.ArgumentParser, config_required: bool) -> None:
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE_HELP)
+    parser.add_argument(
+        "-c", "--config", metavar="CONFIG", required=config_required,
+        help="YAML file with stages, micro_batches, memory_limit, hardware and so on",
+    )  # fmt: skip
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help=_SET_HELP)
+    parser.add_argument("--units", metavar="CELL,CELL", help="cells to use as units instead of those found")
+    parser.add_argument(
+        "--assume-elementwise", action="store_true",
+        help="price primitives without a cost rule as element-wise instead of refusing them; the plan records it",
+    )  # fmt: skip
+
+
+def _units(options: argparse.Namespace) -> list[str] | None:
+    return options.units.split(",") if options.units else None
+
+
+def _run_trace(options: argparse.Namespace, console: Console) -> int:
+    if not is_factory(options.factory):
+        raise InputError(f"{options.factory}: write pkg.module:factory, for example tools.examples.llama:factory")
+    settings = parse_settings(options.settings)
+    _require_writable(options.output)
+    with console.status(f"tracing {options.factory}"):
+        recorded = record_factory(options.factory, settings)
+        write_bytes_atomically(options.output, traced_file(recorded))
+    for note in recorded.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    sizes = ", ".join(f"{name} = {value}" for name, value in recorded.base.items())
+    console.print(f"wrote {options.output}: {recorded.name}, {sizes or 'fixed sizes'}", markup=False, highlight=False)
+    return 0
+
+
+def _run_plan(options: argparse.Namespace, console: Console) -> int:
+    config = _config(options)
+    settings = parse_settings(options.settings)
+    if options.output:
+        _require_writable(options.output)
+    with console.status(f"reading {options.source}"):
+        subject = load_subject(options.source, config, settings, _units(options), options.assume_elementwise)
+    with console.status(f"planning {len(subject.units)} units on {subject.config.stages} stages"):
+        problem, solution = solve_subject(subject, options.planner)
+    if solution.decision is None:
+        if options.json:
+            _print_json(no_plan_summary(solution))
+        raise no_plan_error(solution)
+    plan = plan_of(subject, problem, solution)
+    if options.output:
+        plan.save(options.output)
+    if options.json:
+        _print_json(plan_summary(plan))
+    else:
+        print(render_plan(plan))
+    if options.output:
+        console.print(f"wrote {options.output}", markup=False, highlight=False)
+    return 0
+
+
+def _run_explain(options: argparse.Namespace, console: Console) -> int:
+    config = _config(options) if options.config else Config()
+    with console.status(f"reading {options.source}"):
+        # Unknown primitives are part of what is explained, so they must not end it.
+        graph = load_graph(options.source, parse_settings(options.settings), assume_elementwise=True)
+        costs = network_costs(graph, _units(options), assume_elementwise=True)
+        config, hardware, notes = resolve_config(graph, config)
+        sizes = input_sizes(graph, config)
+        static = StaticSettings(config.data_parallel or 1, config.optimizer_shard_level or 0)
+        evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, config))
+        document = explain(costs, hardware, static, replace(evaluated, notes=(*evaluated.notes, *notes)), sizes)
+    if options.json:
+        _print_json(document)
+    else:
+        print(render_explanation(document))
+    return 0
+
+
+def _run_check(options: argparse.Namespace, console: Console) -> int:
+    plan = load_plan(options.plan)
+    with console.status(f"reading {options.source}"):
+        subject = load_subject(
+            options.source, _config(options), parse_settings(options.settings), _units(options),
+            options.assume_elementwise,
+        )  # fmt: skip
+    wrong = check_plan(plan, subject)
+    if wrong:
+        raise CheckFailedError(f"{options.plan} fails:\n" + "\n".join(f"  {line}" for line in wrong))
+    print(f"{options.plan}: feasible, {plan.solver.step_time_ms:.3f} ms a step, as it says")
+    return 0
+
+
+def _config(options: argparse.Namespace) -> Config:
+    config = load_config(options.config)
+    limit = getattr(options, "time_limit", None)
+    if limit is not None:
+        if not limit > 0:
+            raise InputError(f"--time-limit {limit}: give a number of seconds above 0")
+        config = replace(config, time_limit=limit)
+    return config
+
+
+def _require_writable(path: str) -> None:
+    """Refuse an output that cannot be written before minutes of work go into it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise InputError(f"{path}: cannot be written; choose a file in a folder that exists with -o")
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Costs of a whole network: one model per distinct unit, what passes between units, and the numbers for a planner."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindspore_bmpipe.costs.graph_index import GraphIndex, index_graph
+from mindspore_bmpipe.costs.hardware import Hardware, Link
+from mindspore_bmpipe.costs.recompute import (
+    RecomputeModel,
+    absolute_cells,
+    evaluate_rows,
+    frontier,
+    option_name,
+)
+from mindspore_bmpipe.costs.rules import require_known, unknown_primitives
+from mindspore_bmpipe.costs.rules.base import size_bytes
+from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
+from mindspore_bmpipe.costs.unit_model import UnitModel, build_unit_model, unit_signature
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
+from mindspore_bmpipe.graph.symbols import evaluate_dimension
+from mindspore_bmpipe.graph.units import Unit, UnitSplit, split_units
+
+MOST_OPTIONS = 8
+"""Recompute options offered per kind of unit; the planner's tables grow with them, plans hardly do."""
+
+
+@dataclass(frozen=True)
+class NetworkCosts:
+    """Costs of a network before sizes, machine and settings are fixed."""
+
+    graph: CellGraph
+    """The graph they were derived from."""
+    split: UnitSplit
+    """Its units."""
+    models: tuple[UnitModel, ...]
+    """Model of each unit; equal units share one."""
+    boundaries: tuple[tuple[Any, ...], ...]
+    """For every cut after a unit, the bytes of each tensor that later units read: numbers or expressions."""
+    notes: tuple[str, ...]
+    """What a reader should know."""
+
+    @property
+    def parameters_trainable(self) -> tuple[bool, ...]:
+        """For every unit, whether it has a trainable weight."""
+        known = self.graph.parameters
+        return tuple(any(known[name].trainable for name in unit.parameters) for unit in self.split.units)
+
+
+@dataclass(frozen=True)
+class UnitOption:
+    """One recompute option of a unit with its numbers."""
+
+    name: str
+    """``none``, ``full`` or its cells."""
+    cells: tuple[str, ...]
+    """Paths of the recomputed cells in the network."""
+    saved_bytes: int
+    """Bytes kept per micro-batch in flight."""
+    extra_backward_ms: float
+    """Time of what runs again."""
+    working_set_bytes: int
+    """Bytes needed only while the unit runs."""
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """One unit with its numbers."""
+
+    unit: Unit
+    """The unit."""
+    forward_ms: float
+    """Forward time of one micro-batch."""
+    backward_ms: float
+    """Backward time of one micro-batch without recomputation."""
+    static_bytes: int
+    """Weights, gradients and optimizer state."""
+    trainable: bool
+    """Whether it has a trainable weight."""
+    options: tuple[UnitOption, ...]
+    """Recompute options."""
+    kind: int
+    """Equal for units of equal costs."""
+
+
+@dataclass(frozen=True)
+class EvaluatedCosts:
+    """Numbers of a network for one machine, sizes and settings."""
+
+    units: tuple[UnitCost, ...]
+    """Units in order."""
+    transfer_ms: float
+    """Time to send the largest boundary of any cut a plan may make."""
+    shared_saved_bytes: int
+    """Bytes that every stage keeps once per micro-batch in flight: tensors that many units read."""
+    notes: tuple[str, ...]
+    """What a reader should know."""
+
+
+def network_costs(
+    graph: CellGraph, units: Sequence[str] | None = None, assume_elementwise: bool = False
+) -> NetworkCosts:
+    """Split a graph into units and build their models.
+
+    Raises:
+        UnknownPrimitiveError: primitives without a cost rule, unless ``assume_elementwise``.
+        InputError: named units that do not exist, or a graph without backward operations.
+    """
+    if not graph.has_backward:
+        raise InputError(f"{graph.name}: the graph has no backward; differentiate it first")
+    primitives = [operation.primitive for operation in graph.operations]
+    notes = list(graph.notes)
+    if assume_elementwise:
+        for name, count in sorted(unknown_primitives(primitives).items()):
+            notes.append(f"{name} ({count} times) has no cost rule and is taken as element-wise")
+    else:
+        require_known(primitives)
+    split = split_units(graph, units)
+    notes.extend(split.notes)
+    index = index_graph(graph, split.units)
+    known: dict[Hashable, UnitModel] = {}
+    models = []
+    for unit in split.units:
+        signature = unit_signature(index, unit)
+        if signature not in known:
+            known[signature] = build_unit_model(index, unit, tuple(graph.symbols), assume_elementwise)
+        models.append(known[signature])
+    return NetworkCosts(graph, split, tuple(models), _boundaries(index, split.units), tuple(notes))
+
+
+def evaluate_costs(
+    costs: NetworkCosts,
+    hardware: Hardware,
+    sizes: Mapping[str, int],
+    static: StaticSettings,
+    link: Link,
+    most_options: int = MOST_OPTIONS,
+) -> EvaluatedCosts:
+    """Numbers of every unit at given sizes on a given machine."""
+    options: dict[int, tuple[float, float, list[tuple[str, tuple[str, ...], int, float, int]]]] = {}
+    kinds: dict[tuple[int, int, bool], int] = {}
+    shared_bytes = 0
+    found: list[UnitCost] = []
+    for unit, model, trainable in zip(costs.split.units, costs.models, costs.parameters_trainable, strict=True):
+        if id(model) not in options:
+            options[id(model)] = _evaluate_model(model, hardware, sizes, most_options)
+            shared_bytes = max(shared_bytes, _shared_bytes(model, sizes))
+        forward_ms, backward_ms, rows = options[id(model)]
+        fixed = sum(static_bytes(costs.graph.parameters[name], static) for name in unit.parameters)
+        kind = kinds.setdefault((id(model), fixed, trainable), len(kinds))
+        found.append(
+            UnitCost(
+                unit=unit,
+                forward_ms=forward_ms,
+                backward_ms=backward_ms,
+                static_bytes=fixed,
+                trainable=trainable,
+                options=tuple(
+                    UnitOption(name, absolute_cells(cells, unit.cells), saved, extra, working)
+                    for name, cells, saved, extra, working in rows
+                ),
+                kind=kind,
+            )
+        )
+    transfer, notes = _transfer_ms(costs, sizes, link)
+    return EvaluatedCosts(tuple(found), transfer, shared_bytes, (*costs.notes, *notes))
+
+
+def _evaluate_model(
+    model: UnitModel, hardware: Hardware, sizes: Mapping[str, int], most: int
+) -> tuple[float, float, list[tuple[str, tuple[str, ...], int, float, int]]]:
+    values = model.basis.values(sizes)
+    times = model.operation_ms(hardware, sizes)
+    recompute = RecomputeModel(model)
+    whole = recompute.whole()
+    rows = []
+    for option in frontier(recompute, times, values, model, most):
+        rows.append(
+            (
+                option_name(option.cells, whole),
+                option.cells,
+                _whole_bytes(float(option.saved @ values)),
+                float(times[list(option.repeated)].sum()),
+                max(0, _whole_bytes(evaluate_rows(option.working_set, values))),
+            )
+        )
+    return float(times[: model.forward_count].sum()), float(times[model.forward_count :].sum()), rows
+
+
+def _shared_bytes(model: UnitModel, sizes: Mapping[str, int]) -> int:
+    """Bytes of the tensors that this kind of unit shares with others and keeps with or without recomputation."""
+    recompute = RecomputeModel(model)
+    kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
+    return _whole_bytes(float(model.bytes_of(kept & model.shared) @ model.basis.values(sizes)))
+
+
+def _boundaries(index: GraphIndex, units: Sequence[Unit]) -> tuple[tuple[Any, ...], ...]:
+    last_reader: dict[int, int] = {}
+    for position, operation in enumerate(index.graph.operations):
+        if operation.phase is Phase.FORWARD:
+            for tensor in read_tensors(operation):
+                storage = index.storage[tensor]
+                last_reader[storage] = max(last_reader.get(storage, 0), index.unit_of[position])
+    crossing: list[list[Any]] = [[] for _ in range(len(units) - 1)]
+    for storage, reader in last_reader.items():
+        producer = index.made_by(storage)
+        if producer is None or index.graph.operations[producer].phase is not Phase.FORWARD:
+            continue
+        for cut in range(index.unit_of[producer], reader):
+            crossing[cut].append(size_bytes(index.graph.tensors[storage].type))
+    return tuple(tuple(sizes) for sizes in crossing)
+
+
+def _transfer_ms(costs: NetworkCosts, sizes: Mapping[str, int], link: Link) -> tuple[float, list[str]]:
+    trainable = costs.parameters_trainable
+    allowed = [cut for cut in range(len(trainable) - 1) if any(trainable[: cut + 1]) and any(trainable[cut + 1 :])]
+    if not allowed:
+        return 0.0, []
+    volumes = {
+        cut: sum(evaluate_dimension(item, sizes, f"boundary after unit {cut}") for item in costs.boundaries[cut])
+        for cut in allowed
+    }
+    largest = max(volumes, key=lambda cut: volumes[cut])
+    typical = float(np.median(list(volumes.values())))
+    notes = []
+    if volumes[largest] > 1.1 * typical:
+        name = costs.split.units[largest].name
+        notes.append(
+            f"all transfers are priced as the largest one, {volumes[largest]} bytes after {name}; half of the cuts "
+            f"send {typical:.0f} bytes or less"
+        )
+    return link.transfer_ms(volumes[largest]), notes
+
+
+def _whole_bytes(value: float) -> int:
+    return int(np.ceil(value - 1e-6))

@@ -1,0 +1,91 @@
+"""Operations on the matrix engine."""
+
+from __future__ import annotations
+
+from mindspore_bmpipe.costs.rules.base import (
+    FLOPS_PER_MULTIPLY_ADD,
+    Engine,
+    OperationView,
+    Rule,
+    Work,
+    elements,
+    flag,
+    moved,
+)
+
+FLASH_BACKWARD_FACTOR = 2.5
+"""Backward of fused attention does five matrix products where forward does two (arXiv 2205.14135, appendix B)."""
+CAUSAL_MODES = frozenset({2, 3})
+"""`sparse_mode` values of the fused kernel whose mask leaves one half of the scores to compute."""
+
+
+def matrix_product(view: OperationView) -> Work:
+    """(..., m, k) x (..., k, n): 2 m k n for every batch; k is read off the first operand."""
+    first, result = view.inputs[0], view.outputs[0]
+    inner = first.shape[-2] if flag(view, "transpose_a", 2) and len(first.shape) > 1 else first.shape[-1]
+    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(result) * inner)
+
+
+def dense(view: OperationView) -> Work:
+    """x (..., k) times weight (n, k): 2 k for every element of the result."""
+    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(view.outputs[0]) * view.inputs[0].shape[-1])
+
+
+def convolution(view: OperationView) -> Work:
+    """Every element of the result is a dot product over (channels per group, kernel)."""
+    weight = view.inputs[1]
+    per_element = elements(weight) // weight.shape[0] if isinstance(elements(weight), int) else None
+    inner = per_element if per_element is not None else elements(weight) / weight.shape[0]
+    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(view.outputs[0]) * inner)
+
+
+def convolution_input_gradient(view: OperationView) -> Work:
+    """As many products as forward: every output gradient meets every weight of its filter."""
+    gradient, weight = view.inputs[0], view.inputs[1]
+    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(gradient) * elements(weight) / weight.shape[0])
+
+
+def convolution_weight_gradient(view: OperationView) -> Work:
+    """As many products as forward: every output gradient meets every input of its window."""
+    gradient, weight = view.inputs[0], view.outputs[0]
+    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(gradient) * elements(weight) / weight.shape[0])
+
+
+def flash_attention(view: OperationView) -> Work:
+    """Two products of (s, d) with (s, d) for every head, half of that under a causal mask."""
+    return moved(view, Engine.MATMUL, _attention_flops(view))
+
+
+def flash_attention_gradient(view: OperationView) -> Work:
+    """Five products instead of two."""
+    return moved(view, Engine.MATMUL, _attention_flops(view) * FLASH_BACKWARD_FACTOR)
+
+
+def _attention_flops(view: OperationView) -> object:
+    query, key = view.inputs[0], view.inputs[1]
+    keys = key.shape[_sequence_axis(view, len(key.shape))]
+    products = 2 * FLOPS_PER_MULTIPLY_ADD * elements(query) * keys
+    return products / 2 if view.attributes.get("sparse_mode") in CAUSAL_MODES else products
+
+
+def _sequence_axis(view: OperationView, rank: int) -> int:
+    layout = view.attributes.get("input_layout")
+    if isinstance(layout, str) and "S" in layout:
+        return layout.index("S")
+    return 2 if rank == 4 else 1
+
+
+RULES: dict[str, Rule] = {
+    "MatMul": matrix_product,
+    "BatchMatMul": matrix_product,
+    "MatMulExt": matrix_product,
+    "Matmul": matrix_product,
+    "BatchMatMulExt": matrix_product,
+    "Mm": matrix_product,
+    "Dense": dense,
+    "Conv2D": convolution,
+    "Conv2DBackpropInput": convolution_input_gradient,
+    "Conv2DBackpropFilter": convolution_weight_gradient,
+    "FlashAttentionScore": flash_attention,
+    "FlashAttentionScoreGrad": flash_attention_gradient,
+}

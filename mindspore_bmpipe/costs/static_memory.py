@@ -1,0 +1,49 @@
+"""Bytes a weight needs on one device whatever micro-batch runs: itself, its gradient, its optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspore_bmpipe.graph.cell_graph import ParameterInfo
+from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
+
+GRADIENT_BYTES = 4
+"""Gradients of micro-batches are added up in float32."""
+ADAM_STATE_BYTES = 8
+"""Adam keeps two float32 moments."""
+MASTER_BYTES = 4
+"""Weights of 16 bits have a float32 copy that the optimizer updates."""
+
+
+@dataclass(frozen=True)
+class StaticSettings:
+    """What static memory depends on besides the weights."""
+
+    data_parallel: int = 1
+    """Ranks that hold the same weights, at least 1."""
+    optimizer_shard_level: int = 0
+    """What these ranks share out among them: 0 nothing, 1 weights and optimizer state, 2 gradients as well, 3 the
+    weights that are gathered for use as well (levels of MindSpore's ``parallel_optimizer``)."""
+
+
+def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
+    """Bytes of one weight, its gradient and Adam state on one device.
+
+    At levels 1 and 2 every rank holds its share and, from the first use to the end of the step, the gathered weight;
+    at level 3 the gathered weight lives only while it is used. Shares are rounded up to whole elements.
+    A 16-bit weight takes 18 bytes an element unshared, as in arXiv 2205.05198.
+    """
+    size = BYTES_PER_ELEMENT.get(parameter.type.dtype, 4)
+    count = 1
+    for length in parameter.type.shape:
+        count *= length
+    if not parameter.trainable:
+        return count * size
+    ranks = settings.data_parallel
+    level = settings.optimizer_shard_level if ranks > 1 else 0
+    share = -(-count // ranks)
+    state = ADAM_STATE_BYTES + (MASTER_BYTES if size < GRADIENT_BYTES else 0)
+    owned = (share if level >= 1 else count) * (size + state)
+    gathered = count * size if level in (1, 2) else 0
+    gradients = (share if level >= 2 else count) * GRADIENT_BYTES
+    return owned + gathered + gradients

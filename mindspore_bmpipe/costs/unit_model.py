@@ -1,0 +1,286 @@
+"""Cost model of one unit: work of its operations, and what backward must find in memory, as polynomials.
+
+The unit's own operations are numbered forward first, then backward, views left out. *Storages* are pieces of memory
+(a tensor and all its views). Sets of storages are integers used as bit masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindspore_bmpipe.costs.graph_index import GraphIndex
+from mindspore_bmpipe.costs.hardware import Hardware
+from mindspore_bmpipe.costs.polynomial import Basis
+from mindspore_bmpipe.costs.rules import VIEWS, work_of
+from mindspore_bmpipe.costs.rules.base import Engine, OperationView, argument_values, size_bytes
+from mindspore_bmpipe.graph.cell_graph import Operation, Phase, read_tensors
+from mindspore_bmpipe.graph.units import Unit
+
+
+@dataclass(frozen=True)
+class ModelOperation:
+    """One operation of a unit, with costs."""
+
+    primitive: str
+    """Primitive type."""
+    phase: Phase
+    """Forward or backward."""
+    cell: str
+    """Cell it belongs to, relative to the unit: ``0`` for the unit's first cell, ``0.attention`` for one inside."""
+    engine: Engine
+    """Where its arithmetic runs."""
+    dtype: str
+    """Element type its arithmetic is done in."""
+    reads: int
+    """Storages read, as a bit mask."""
+    writes: int
+    """Storages made, as a bit mask."""
+    is_output: bool
+    """Whether something outside the unit reads a result of it."""
+
+
+@dataclass(frozen=True)
+class UnitModel:
+    """Everything the costs of a unit follow from; equal units share one model."""
+
+    basis: Basis
+    """Monomials of all polynomials below."""
+    operations: tuple[ModelOperation, ...]
+    """Forward operations in order, then backward operations in order."""
+    forward_count: int
+    """How many of them are forward."""
+    flops: NDArray[np.float64]
+    """Flops of every operation, shape (operations, monomials)."""
+    bytes_moved: NDArray[np.float64]
+    """Bytes read and written by every operation, shape (operations, monomials)."""
+    sizes: NDArray[np.float64]
+    """Bytes of every storage, shape (storages, monomials)."""
+    storage_names: tuple[str, ...]
+    """What each storage is, for people: primitive and cell."""
+    keepable: int
+    """Storages that forward leaves for backward: results of forward operations and inputs of the unit."""
+    shared: int
+    """Keepable storages made elsewhere and read by several units; a stage keeps them once, not once per unit."""
+    arriving: int
+    """Gradients that other units' backward leaves for this one."""
+    leaving: int
+    """Results of backward that other units read."""
+    discarded: int
+    """Results of backward that nothing reads: gradients of weights, added to their buffers at once."""
+
+    def operation_ms(self, hardware: Hardware, sizes: Mapping[str, int]) -> NDArray[np.float64]:
+        """Time of every operation: the larger of arithmetic and memory time, plus the launch (roofline model)."""
+        values = self.basis.values(sizes)
+        flops, moved = self.flops @ values, self.bytes_moved @ values
+        rates = np.array(
+            [
+                hardware.rate(operation.engine.value, operation.dtype) if operation.engine is not Engine.NONE else 1.0
+                for operation in self.operations
+            ]
+        )
+        busy = np.maximum(flops / rates, moved / hardware.bytes_per_ms)
+        return np.where(busy > 0, busy + hardware.launch_ms, 0.0)
+
+    @property
+    def forward_flops(self) -> NDArray[np.float64]:
+        """Polynomial of all forward flops."""
+        return self.flops[: self.forward_count].sum(axis=0)
+
+    @property
+    def backward_flops(self) -> NDArray[np.float64]:
+        """Polynomial of all backward flops."""
+        return self.flops[self.forward_count :].sum(axis=0)
+
+    def bytes_of(self, storages: int) -> NDArray[np.float64]:
+        """Polynomial of the bytes of a set of storages."""
+        return self.sizes[indices_of(storages)].sum(axis=0)
+
+
+def indices_of(mask: int) -> list[int]:
+    """Positions of the set bits."""
+    return [position for position in range(mask.bit_length()) if mask >> position & 1]
+
+
+def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
+    """Equal for units whose models are equal: same operations on same types, wired the same way."""
+    local: dict[int, int] = {}
+    tensors = index.graph.tensors
+    number = index.unit_of[(unit.forward or unit.backward)[0]]
+    rows: list[Hashable] = []
+    for position in (*unit.forward, *unit.backward):
+        operation = index.graph.operations[position]
+        reads = tuple(
+            (local.setdefault(index.storage[t], len(local)), tensors[t].type, index.is_static(index.storage[t]))
+            for t in read_tensors(operation)
+        )
+        outputs = tuple(
+            (local.setdefault(index.storage[t], len(local)), tensors[t].type, _is_read_outside(index, t, number))
+            for t in operation.outputs
+        )
+        rows.append(
+            (operation.primitive, operation.phase, _relative_cell(operation.cell, unit.cells), reads, outputs,
+             _attribute_key(operation))
+        )  # fmt: skip
+    shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage, number))
+    return (tuple(rows), shared)
+
+
+def build_unit_model(index: GraphIndex, unit: Unit, symbols: Sequence[str], assume_elementwise: bool) -> UnitModel:
+    """Build the model of one unit.
+
+    Args:
+        index: tables of the graph the unit belongs to.
+        unit: the unit.
+        symbols: names of the graph's symbols.
+        assume_elementwise: price primitives without a rule as element-wise.
+    """
+    return _Builder(index, unit, symbols, assume_elementwise).build()
+
+
+class _Builder:
+    def __init__(self, index: GraphIndex, unit: Unit, symbols: Sequence[str], assume_elementwise: bool) -> None:
+        self._index = index
+        self._unit = unit
+        self._assume_elementwise = assume_elementwise
+        self._number = index.unit_of[(unit.forward or unit.backward)[0]]
+        self._basis = Basis(sorted(symbols))
+        self._local: dict[int, int] = {}
+        self._sizes: list[tuple[tuple[int, float], ...]] = []
+
+    def build(self) -> UnitModel:
+        index, graph = self._index, self._index.graph
+        operations: list[ModelOperation] = []
+        flops: list[tuple[tuple[int, float], ...]] = []
+        moved: list[tuple[tuple[int, float], ...]] = []
+        forward_count = 0
+        for position in (*self._unit.forward, *self._unit.backward):
+            operation = graph.operations[position]
+            if operation.primitive in VIEWS:
+                continue
+            work = work_of(self._view(operation), self._assume_elementwise)
+            operations.append(self._operation(operation, work.engine))
+            flops.append(self._basis.terms(work.flops))
+            moved.append(self._basis.terms(work.read_bytes + work.written_bytes))
+            forward_count += operation.phase is Phase.FORWARD
+        masks = self._masks()
+        return UnitModel(
+            basis=self._basis,
+            operations=tuple(operations),
+            forward_count=forward_count,
+            flops=self._basis.matrix(flops),
+            bytes_moved=self._basis.matrix(moved),
+            sizes=self._basis.matrix(self._sizes),
+            storage_names=tuple(self._name(storage) for storage in self._local),
+            **masks,
+        )
+
+    def _operation(self, operation: Operation, engine: Engine) -> ModelOperation:
+        tensors = self._index.graph.tensors
+        kinds = [tensors[t].type.dtype for t in (*operation.outputs, *read_tensors(operation))]
+        return ModelOperation(
+            primitive=operation.primitive,
+            phase=operation.phase,
+            cell=_relative_cell(operation.cell, self._unit.cells),
+            engine=engine,
+            dtype=kinds[0] if kinds else "float32",
+            reads=self._mask(read_tensors(operation)),
+            writes=self._mask(operation.outputs),
+            is_output=any(_is_read_outside(self._index, t, self._number) for t in operation.outputs),
+        )
+
+    def _view(self, operation: Operation) -> OperationView:
+        tensors = self._index.graph.tensors
+        reads = read_tensors(operation)
+        kinds = {t: tensors[t].type for t in reads}
+        return OperationView(
+            primitive=operation.primitive,
+            arguments=tuple(argument_values(argument, kinds) for argument in operation.arguments),
+            inputs=tuple(kinds[t] for t in reads),
+            outputs=tuple(tensors[t].type for t in operation.outputs),
+            attributes=operation.attributes,
+        )
+
+    def _mask(self, tensors: Sequence[int]) -> int:
+        mask = 0
+        for tensor in tensors:
+            storage = self._index.storage[tensor]
+            if self._index.is_static(storage):
+                continue
+            if storage not in self._local:
+                self._local[storage] = len(self._local)
+                self._sizes.append(self._basis.terms(size_bytes(self._index.graph.tensors[storage].type)))
+            mask |= 1 << self._local[storage]
+        return mask
+
+    def _masks(self) -> dict[str, int]:
+        keepable = shared = arriving = leaving = discarded = 0
+        for storage, place in self._local.items():
+            bit = 1 << place
+            producer = self._index.made_by(storage)
+            own = producer is not None and self._index.unit_of[producer] == self._number
+            is_forward = producer is None or self._index.graph.operations[producer].phase is Phase.FORWARD
+            readers = self._index.backward_readers.get(storage, frozenset())
+            if is_forward:
+                keepable |= bit
+                if _is_shared(self._index, storage, self._number):
+                    shared |= bit
+            elif not own:
+                arriving |= bit
+            elif readers - {self._number}:
+                leaving |= bit
+            elif not readers:
+                discarded |= bit
+        return {
+            "keepable": keepable,
+            "shared": shared,
+            "arriving": arriving,
+            "leaving": leaving,
+            "discarded": discarded,
+        }
+
+    def _name(self, storage: int) -> str:
+        producer = self._index.made_by(storage)
+        if producer is None:
+            return "network input"
+        operation = self._index.graph.operations[producer]
+        return f"{operation.primitive} of {operation.cell or 'the network'}"
+
+
+def _relative_cell(cell: str, unit_cells: Sequence[str]) -> str:
+    for number, path in enumerate(unit_cells):
+        if cell == path:
+            return str(number)
+        if not path or cell.startswith(path + "."):
+            return f"{number}.{cell[len(path) + 1 :] if path else cell}"
+    return ""
+
+
+def _is_read_outside(index: GraphIndex, tensor: int, unit: int) -> bool:
+    storage = index.storage[tensor]
+    readers = index.forward_readers.get(storage, frozenset()) | index.backward_readers.get(storage, frozenset())
+    return bool(readers - {unit}) or not readers
+
+
+def _is_shared(index: GraphIndex, storage: int, unit: int) -> bool:
+    producer = index.made_by(storage)
+    if producer is not None and index.unit_of[producer] == unit:
+        return False
+    return not index.is_static(storage) and len(index.forward_readers.get(storage, frozenset()) - _maker(index, producer)) > 1
+
+
+def _maker(index: GraphIndex, producer: int | None) -> frozenset[int]:
+    return frozenset() if producer is None else frozenset({index.unit_of[producer]})
+
+
+def _attribute_key(operation: Operation) -> Hashable:
+    def freeze(value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return tuple(freeze(item) for item in value)
+        return value if isinstance(value, (bool, int, float, str, type(None))) else None
+
+    return tuple((name, freeze(value)) for name, value in operation.attributes.items())

@@ -1,0 +1,1 @@
+"""Reading networks: from live cells, traced files and exported MindIR files to one :class:`CellGraph`."""

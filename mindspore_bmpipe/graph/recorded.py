@@ -1,0 +1,98 @@
+"""What one tracing of a network gave, as data and as a ``.mindir`` file.
+
+The file is an ordinary MindIR model of the joint graph at one size. The cell tree, the weights and the graphs at other
+sizes, from which symbols are solved, travel in it as text that MindSpore ignores.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo
+from mindspore_bmpipe.graph.inline import build_cell_graph, inline_module
+from mindspore_bmpipe.graph.mindir import TensorType, decode_module, with_metadata
+from mindspore_bmpipe.graph.symbols import symbolic_module
+
+TRACE_FORMAT = "bmpipe-trace/1"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything one tracing of a network gave; what a traced file stores."""
+
+    name: str
+    """Class of the network."""
+    graphs: tuple[bytes, ...]
+    """MindIR of the joint graph at each of :attr:`sizes`."""
+    sizes: tuple[Mapping[str, int], ...]
+    """Value of each symbol in each graph; one empty mapping when nothing varies."""
+    base: Mapping[str, int]
+    """Value of each symbol in the inputs the user gave."""
+    cells: tuple[CellInfo, ...]
+    """Cell tree."""
+    parameters: Mapping[str, ParameterInfo]
+    """Weights."""
+    notes: tuple[str, ...]
+    """What a reader should know."""
+
+
+def graph_of(recorded: Trace) -> CellGraph:
+    """Build the graph of a recorded trace."""
+    modules = [decode_module(data, recorded.name) for data in recorded.graphs]
+    module = symbolic_module(modules, recorded.sizes) if len(modules) > 1 else modules[0]
+    flat = inline_module(module, recorded.cells)
+    symbols = dict(recorded.base) if len(modules) > 1 else {}
+    return build_cell_graph(
+        recorded.name, flat, recorded.cells, dict(recorded.parameters), symbols, recorded.notes
+    )
+
+
+def traced_file(recorded: Trace) -> bytes:
+    """Bytes of a ``.mindir`` file that holds a trace."""
+    document = {
+        "format": TRACE_FORMAT,
+        "name": recorded.name,
+        "sizes": [dict(size) for size in recorded.sizes],
+        "base": dict(recorded.base),
+        "cells": [[cell.path, cell.class_name, list(cell.parameters), cell.is_container] for cell in recorded.cells],
+        "parameters": [
+            [info.name, list(info.type.shape), info.type.dtype, info.trainable]
+            for info in recorded.parameters.values()
+        ],
+        "notes": list(recorded.notes),
+        "graphs": [base64.b64encode(zlib.compress(data)).decode() for data in recorded.graphs[1:]],
+    }
+    return with_metadata(recorded.graphs[0], json.dumps(document))
+
+
+def recorded_trace(data: bytes, metadata: str, where: str) -> Trace:
+    """The trace in a file written by :func:`traced_file`; ``metadata`` is the text found in it.
+
+    Raises:
+        InputError: the text is damaged or of another version.
+    """
+    remedy = "write the file again with 'bmpipe trace'"
+    try:
+        document = json.loads(metadata)
+        if document["format"] != TRACE_FORMAT:
+            raise InputError(f"{where}: its trace is {document['format']!r}, this version reads {TRACE_FORMAT!r}; {remedy}")
+        return Trace(
+            name=document["name"],
+            graphs=(data, *(zlib.decompress(base64.b64decode(text)) for text in document["graphs"])),
+            sizes=tuple(document["sizes"]),
+            base=document["base"],
+            cells=tuple(CellInfo(path, kind, tuple(names), lists) for path, kind, names, lists in document["cells"]),
+            parameters={
+                name: ParameterInfo(name, TensorType(tuple(shape), dtype), trainable)
+                for name, shape, dtype, trainable in document["parameters"]
+            },
+            notes=tuple(document["notes"]),
+        )
+    except (KeyError, TypeError, ValueError, binascii.Error, zlib.error) as error:
+        raise InputError(f"{where}: the trace stored in it is damaged ({error!r}); {remedy}") from error

@@ -1,0 +1,134 @@
+"""Even split with one recompute recipe: the plan a careful user writes by hand, and the simplest baseline.
+
+Split: the single units at both ends of the network (embedding, head) ride with the first and the last stage; the units
+between them are dealt out by number, as evenly as possible, and where they do not divide the last stages get one more,
+because they hold fewer micro-batches in flight. Where pins, forbidden cuts or trainable units forbid that, the allowed
+split with the least sum of squared deviations from even is taken.
+
+Recompute: one recipe for the whole network, the one with the least total recomputation with which every stage fits. A
+recipe is the name of an option; units without that option, and units not recomputed, take their option with the least
+extra time. Each stage recomputes its first n units, with the smallest n that fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
+from mindspore_bmpipe.planner.splits import Bounds, SplitRules, best_split
+from mindspore_bmpipe.problem import Decision, Problem, Run, schedule_of
+from mindspore_bmpipe.schedule import in_flight_rows
+
+NAME = "even"
+
+
+def _ends(problem: Problem) -> tuple[int, int]:
+    """Single units at the start and at the end that ride along; none if too few units would be left between them."""
+    counts = [run.count for run in problem.runs]
+    repeated = [index for index, count in enumerate(counts) if count > 1]
+    if not repeated:
+        return 0, 0
+    before, after = repeated[0], len(counts) - 1 - repeated[-1]
+    return (before, after) if problem.units - before - after >= problem.stages else (0, 0)
+
+
+def even_split(problem: Problem, rules: SplitRules) -> Bounds | None:
+    """The split of the policy above; `None` if the rules allow no split at all."""
+    before, after = _ends(problem)
+    target = (problem.units - before - after) / problem.stages
+    costs = np.full((problem.stages, problem.units + 1, problem.units + 1), np.inf)
+    for low in range(problem.units):
+        for high in range(low + 1, problem.units + 1):
+            for stage in rules.stages_of(low, high):
+                size = high - low - (before if stage == 0 else 0) - (after if stage == problem.stages - 1 else 0)
+                costs[stage, low, high] = (size - target) ** 2
+    return best_split(costs, additive=True)[1]
+
+
+def _kept_option(run: Run) -> int:
+    """Option of a unit that is not recomputed."""
+    return min(
+        range(len(run.options)), key=lambda index: (run.options[index].extra_backward_ms, run.options[index].saved_bytes)
+    )
+
+
+def _recipes(problem: Problem) -> list[tuple[int, ...]]:
+    """Option of each run under each recipe, cheapest recipe first."""
+    names = dict.fromkeys(option.name for run in problem.runs for option in run.options)
+    recipes = []
+    for name in names:
+        recipe = []
+        for run in problem.runs:
+            named = [index for index, option in enumerate(run.options) if option.name == name]
+            recipe.append(named[0] if named else _kept_option(run))
+        recipes.append(tuple(recipe))
+    return sorted(
+        set(recipes),
+        key=lambda recipe: (
+            sum(
+                run.count * run.options[index].extra_backward_ms for run, index in zip(problem.runs, recipe, strict=True)
+            ),
+            recipe,
+        ),
+    )
+
+
+def _stage_counts(problem: Problem, stage: int, units: list[int], recipe: tuple[int, ...]) -> tuple[list[list[int]], int]:
+    """Counts [run][option] of one stage and its peak: the fewest first units recomputed that fit, else the lowest peak.
+
+    Args:
+        problem: the problem.
+        stage: the stage.
+        units: run of each of its units.
+        recipe: option of each run when recomputed.
+    """
+    in_flight = max(row[0] for row in in_flight_rows(schedule_of(problem))[stage])
+    static = problem.stage_constant_bytes + sum(problem.runs[run].static_bytes for run in units)
+    best: tuple[list[list[int]], int] | None = None
+    for recomputed in range(len(units) + 1):
+        counts = [[0] * len(run.options) for run in problem.runs]
+        saved, working_set = 0, 0
+        for position, run in enumerate(units):
+            index = recipe[run] if position < recomputed else _kept_option(problem.runs[run])
+            counts[run][index] += 1
+            saved += problem.runs[run].options[index].saved_bytes
+            working_set = max(working_set, problem.runs[run].options[index].working_set_bytes)
+        peak = static + in_flight * saved + working_set
+        if peak <= problem.memory_limit_bytes[stage]:
+            return counts, peak
+        if best is None or peak < best[1]:
+            best = (counts, peak)
+    assert best is not None
+    return best
+
+
+def plan(problem: Problem, limits: SolveLimits) -> Solution:
+    """The plan of the policy above; infeasible means that no recipe makes this split fit.
+
+    Raises:
+        InputError: more than one chunk per stage.
+    """
+    if problem.chunks > 1:
+        raise InputError(f"planner {NAME}: chunks: {problem.chunks} is not supported; give 1")
+    clock = Clock(limits)
+    bounds = even_split(problem, SplitRules(problem))
+    if bounds is None:
+        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
+    run_of_unit = [index for index, run in enumerate(problem.runs) for _ in range(run.count)]
+    groups = [run_of_unit[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    closest: tuple[int, tuple[int, ...]] | None = None
+    for recipe in _recipes(problem):
+        stages = [_stage_counts(problem, stage, units, recipe) for stage, units in enumerate(groups)]
+        peaks = tuple(peak for _, peak in stages)
+        excess = max(peak - limit for peak, limit in zip(peaks, problem.memory_limit_bytes, strict=True))
+        if excess <= 0:
+            counts = tuple(
+                tuple(tuple(stage_counts[run]) for stage_counts, _ in stages) for run in range(len(problem.runs))
+            )
+            return with_plan(NAME, problem, Decision(counts), clock, None, False, "even split, not searched further")
+        if closest is None or excess < closest[0]:
+            closest = (excess, peaks)
+    assert closest is not None
+    message = f"the even split {needs_message(problem, closest[1])}"
+    return without_plan(NAME, Status.INFEASIBLE, clock, message, closest[1])

@@ -1,0 +1,178 @@
+"""Local search over splits (one chunk per stage) on exact step time.
+
+A point is a split; its options are chosen exactly by `stage_options`, so its forward and backward times follow. Neighbours
+move any block of consecutive cuts by a few units at once: a single cut moves units between two stages, a longer block
+passes units along a chain of stages. Many neighbours are simulated in one sweep; those that a known path already proves to
+be worse than the best are never simulated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mindspore_bmpipe.planner.base import Clock
+from mindspore_bmpipe.planner.splits import Bounds, SplitRules
+from mindspore_bmpipe.planner.stage_options import StageOptions
+from mindspore_bmpipe.problem import Problem, schedule_of
+from mindspore_bmpipe.schedule import PathCounts, critical_path, step_times
+
+_STEPS = (-2, -1, 1, 2)
+_PERTURBED_CUTS = 3
+_SAME_TIME = 1e-9
+"""Relative difference below which two step times count as equal."""
+
+
+class PathPool:
+    """Paths through the schedule's graph: each is a lower bound on step time that is linear in the times."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.schedule = schedule_of(problem)
+        self.paths: list[PathCounts] = []
+        self._known: set[PathCounts] = set()
+        self._forward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
+        self._backward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
+        self._constant: npt.NDArray[np.float64] = np.zeros(0)
+        self._add_typical()
+
+    def _add_typical(self) -> None:
+        """Longest paths when one stage is slightly slower than the others: the corner cases of an even pipeline."""
+        size = self.problem.virtual_stages
+        for slow in range(-1, size):
+            times = np.ones(size)
+            if slow >= 0:
+                times[slow] = 1.05
+            self.separate(times, 2 * times)
+
+    def add(self, path: PathCounts) -> bool:
+        """Add a path; whether it was unknown."""
+        if path in self._known:
+            return False
+        self._known.add(path)
+        self.paths.append(path)
+        self._forward = np.vstack((self._forward, path.forward))
+        self._backward = np.vstack((self._backward, path.backward))
+        self._constant = np.append(self._constant, path.transfers * self.problem.transfer_ms)
+        return True
+
+    def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike) -> bool:
+        """Add the longest paths of one plan's times; whether any was unknown."""
+        added = False
+        for prefer_stage in (True, False):
+            path = critical_path(
+                self.schedule, forward, backward, self.problem.transfer_ms, prefer_stage=prefer_stage
+            )
+            added = self.add(path) or added
+        return added
+
+    def bounds(self, forward: npt.NDArray[np.float64], backward: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Largest known path of each plan, shapes (plans, K) to (plans,)."""
+        return np.asarray((forward @ self._forward.T + backward @ self._backward.T + self._constant).max(axis=1))
+
+
+class SplitSearch:
+    """Improves splits; remembers what it has seen."""
+
+    def __init__(self, options: StageOptions, rules: SplitRules, pool: PathPool) -> None:
+        self.problem = options.problem
+        self.options = options
+        self.rules = rules
+        self.pool = pool
+        self.best: Bounds | None = None
+        """Best split so far."""
+        self.best_time = float("inf")
+        """Its step time; no split seen is faster by more than rounding."""
+        self._best_tie: tuple[float, int] = (float("inf"), 0)
+
+    def times(self, bounds: Bounds) -> tuple[list[float], list[float]] | None:
+        """Forward and backward times of a split, or `None` if a stage does not fit."""
+        forward, backward = [], []
+        for stage, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            choice = self.options.choice(low, high)
+            if choice.counts[stage] is None:
+                return None
+            forward.append(choice.forward_ms)
+            backward.append(float(choice.backward_ms[stage]))
+        return forward, backward
+
+    def _tie_break(self, bounds: Bounds) -> tuple[float, int]:
+        choices = [self.options.choice(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+        extra = sum(float(choice.extra_ms[stage]) for stage, choice in enumerate(choices))
+        return extra, max(int(choice.peak_bytes[stage]) for stage, choice in enumerate(choices))
+
+    def offer(self, candidates: list[Bounds]) -> Bounds | None:
+        """Evaluate splits that keep the rules; the best of those that beat the best so far, which it then is."""
+        splits, forwards, backwards = [], [], []
+        for bounds in candidates:
+            times = self.times(bounds)
+            if times is not None:
+                splits.append(bounds)
+                forwards.append(times[0])
+                backwards.append(times[1])
+        if not splits:
+            return None
+        forward, backward = np.array(forwards), np.array(backwards)
+        # The known paths are exact for most neighbours, so few are left to simulate.
+        kept = np.flatnonzero(self.pool.bounds(forward, backward) <= self.best_time * (1 + _SAME_TIME))
+        if not kept.size:
+            return None
+        totals = step_times(self.pool.schedule, forward[kept], backward[kept], self.problem.transfer_ms)
+        improved = None
+        for position, total in zip(kept.tolist(), totals.tolist(), strict=True):
+            if self._improve(splits[position], total):
+                improved = position
+        if improved is None:
+            return None
+        self.pool.separate(forward[improved], backward[improved])
+        return splits[improved]
+
+    def _improve(self, bounds: Bounds, time: float) -> bool:
+        """Take the split if it is better by time, or equal in time and better by recomputation, then by peak."""
+        if time > self.best_time * (1 + _SAME_TIME):
+            return False
+        tie = self._tie_break(bounds)
+        if time >= self.best_time * (1 - _SAME_TIME):
+            extra, best_extra = tie[0], self._best_tie[0]
+            same = abs(extra - best_extra) <= _SAME_TIME * (extra + best_extra)
+            if tie[1] >= self._best_tie[1] if same else extra > best_extra:
+                return False
+        # Of equal times the least is kept, so that a chain of ties cannot drift upwards.
+        self.best, self.best_time, self._best_tie = bounds, min(time, self.best_time), tie
+        return True
+
+    def neighbours(self, bounds: Bounds) -> list[Bounds]:
+        """Allowed splits one move away."""
+        cuts = bounds[1:-1]
+        found = []
+        for first in range(len(cuts)):
+            for last in range(first, len(cuts)):
+                for step in _STEPS:
+                    moved = (*cuts[:first], *(cut + step for cut in cuts[first : last + 1]), *cuts[last + 1 :])
+                    split = (0, *moved, bounds[-1])
+                    if _increasing(split) and self.rules.allows(split):
+                        found.append(split)
+        return found
+
+    def descend(self, clock: Clock, rounds: int) -> None:
+        """Move from the best split to its best neighbour until none is better or the rounds are used up."""
+        for _ in range(rounds):
+            if self.best is None or clock.expired() or self.offer(self.neighbours(self.best)) is None:
+                return
+
+    def perturb(self, clock: Clock, seed: int, tries: int) -> None:
+        """Look again at the neighbours of randomly disturbed copies of the best split."""
+        generator = np.random.default_rng(seed)
+        for _ in range(tries):
+            if self.best is None or len(self.best) < 3 or clock.expired():
+                return
+            cuts = list(self.best[1:-1])
+            for _ in range(_PERTURBED_CUTS):
+                cuts[int(generator.integers(len(cuts)))] += int(generator.choice(_STEPS))
+            split = (0, *cuts, self.best[-1])
+            if _increasing(split) and self.rules.allows(split) and self.offer([split, *self.neighbours(split)]):
+                self.descend(clock, tries)
+
+
+def _increasing(split: Bounds) -> bool:
+    return all(low < high for low, high in zip(split, split[1:], strict=False))

@@ -1,0 +1,99 @@
+"""The solvers behind python-mip: loading, settings, silence, and what their answers mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mip
+
+from mindspore_bmpipe.errors import BmpipeError
+from mindspore_bmpipe.planner.base import SolveLimits
+from mindspore_bmpipe.planner.quiet import silenced
+
+SOLVERS = (mip.HIGHS, mip.CBC)
+"""Solvers in order of preference."""
+
+TIME_SCALE = 1e3
+"""What a problem's ideal time becomes in a model, so that coefficients stay near 1 whatever the unit of time."""
+
+_SOLVER_GAP_SHARE = 0.25
+"""Share of the relative gap given to one solver call; the rest is for what its model leaves out."""
+
+
+class SolverError(BmpipeError):
+    """A solver is missing, or ended in a way that says nothing about the problem."""
+
+
+@dataclass(frozen=True)
+class SolverAnswer:
+    """How one solver call ended."""
+
+    has_solution: bool
+    """Whether the variables hold a feasible solution."""
+    bound: float
+    """Lower bound on the objective; infinite if the model is infeasible, minus infinity if nothing is known."""
+    complete: bool
+    """Whether the solver ended by itself (gap reached, or infeasible) rather than at a limit."""
+
+
+def new_model(limits: SolveLimits, solver: str | None = None) -> mip.Model:
+    """An empty minimisation with the named solver, or with the first of `SOLVERS` that loads.
+
+    Raises:
+        SolverError: none loads.
+    """
+    model = None
+    with silenced():
+        for name in SOLVERS if solver is None else (solver,):
+            try:
+                model = mip.Model(sense=mip.MINIMIZE, solver_name=name)
+            except Exception:  # noqa: BLE001, S112 - python-mip raises errors of many kinds where a library is missing
+                continue
+            break
+    if model is None:
+        raise SolverError("no solver could be loaded; install highsbox (HiGHS), or reinstall mip (CBC)")
+    model.verbose = 0
+    model.threads = limits.threads
+    model.max_mip_gap = limits.relative_gap * _SOLVER_GAP_SHARE
+    model.max_mip_gap_abs = 0.0
+    # python-mip hands the seed on to CBC only.
+    set_option = getattr(model.solver, "_set_int_option_value", None)
+    if set_option is None:
+        model.seed = limits.seed % 2**31
+    else:
+        set_option("random_seed", limits.seed % 2**31)
+    return model
+
+
+def relax(model: mip.Model) -> bool:
+    """Solve the linear relaxation; whether it has a feasible point.
+
+    Raises:
+        SolverError: it ended in another way.
+    """
+    with silenced():
+        status = model.optimize(relax=True)
+    if status == mip.OptimizationStatus.INFEASIBLE:
+        return False
+    if status != mip.OptimizationStatus.OPTIMAL:
+        raise SolverError(f"the relaxation ended with status {status.name}")
+    return True
+
+
+def optimize(model: mip.Model, seconds: float, nodes: int) -> SolverAnswer:
+    """Solve the integer program within limits.
+
+    Raises:
+        SolverError: the solver failed.
+    """
+    outcome = mip.OptimizationStatus
+    with silenced():
+        model.max_nodes = nodes
+        status = model.optimize(max_seconds=max(seconds, 0.01))
+        if status in (outcome.INFEASIBLE, outcome.INT_INFEASIBLE):
+            return SolverAnswer(False, float("inf"), True)
+        if status in (outcome.ERROR, outcome.OTHER, outcome.UNBOUNDED, outcome.LOADED):
+            raise SolverError(f"the solver ended with status {status.name}")
+        has_solution = status in (outcome.OPTIMAL, outcome.FEASIBLE) and model.num_solutions > 0
+        bound = model.objective_bound
+        return SolverAnswer(has_solution, float("-inf") if bound is None else float(bound), status == outcome.OPTIMAL)

@@ -1,0 +1,1 @@
+"""Plans and costs for people and for other programs."""

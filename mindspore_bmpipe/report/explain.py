@@ -1,0 +1,164 @@
+"""What the planner knows of each unit: symbolic expressions, numbers where sizes and a machine are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import sympy
+
+from mindspore_bmpipe.costs.hardware import Hardware
+from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts
+from mindspore_bmpipe.costs.recompute import RecomputeModel
+from mindspore_bmpipe.costs.rules import unknown_primitives
+from mindspore_bmpipe.costs.rules.base import Engine
+from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
+from mindspore_bmpipe.costs.unit_model import UnitModel
+from mindspore_bmpipe.report.tables import render_rows
+
+_MIB = 1 << 20
+
+
+def explain(
+    costs: NetworkCosts,
+    hardware: Hardware,
+    static: StaticSettings,
+    evaluated: EvaluatedCosts,
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
+    """Expressions, options, symbols and unknown primitives of a network; the object ``bmpipe explain --json`` prints."""
+    units: list[dict[str, Any]] = []
+    previous: tuple[int, int] | None = None
+    for unit, model, numbers in zip(costs.split.units, costs.models, evaluated.units, strict=True):
+        if previous == (id(model), numbers.kind):
+            units[-1]["count"] += 1
+            units[-1]["last"] = unit.name
+            continue
+        previous = (id(model), numbers.kind)
+        fixed = sum(static_bytes(costs.graph.parameters[name], static) for name in unit.parameters)
+        units.append(
+            {
+                "name": unit.name,
+                "last": unit.name,
+                "count": 1,
+                "cells": list(unit.cells),
+                "trainable": numbers.trainable,
+                **{key: str(value) for key, value in unit_expressions(model, hardware).items()},
+                "static_bytes": fixed,
+                "forward_ms": numbers.forward_ms,
+                "backward_ms": numbers.backward_ms,
+                "options": [
+                    {
+                        "name": option.name,
+                        "cells": list(option.cells),
+                        "saved_bytes": option.saved_bytes,
+                        "extra_backward_ms": option.extra_backward_ms,
+                        "working_set_bytes": option.working_set_bytes,
+                    }
+                    for option in numbers.options
+                ],
+            }
+        )
+    return {
+        "source": costs.graph.name,
+        "symbols": dict(costs.graph.symbols),
+        "sizes": dict(sizes),
+        "hardware": hardware.name,
+        "units": units,
+        "transfer_ms": evaluated.transfer_ms,
+        "shared_saved_bytes": evaluated.shared_saved_bytes,
+        "unknown_primitives": unknown_primitives(operation.primitive for operation in costs.graph.operations),
+        "notes": list(evaluated.notes),
+    }
+
+
+def unit_expressions(model: UnitModel, hardware: Hardware) -> dict[str, Any]:
+    """Symbolic costs of one unit without recomputation: flops, bytes, milliseconds as sympy expressions."""
+    basis, forward = model.basis, model.forward_count
+    plain = RecomputeModel(model).option(())
+    return {
+        "forward_flops": basis.expression(model.forward_flops),
+        "backward_flops": basis.expression(model.backward_flops),
+        "forward_bytes_moved": basis.expression(model.bytes_moved[:forward].sum(axis=0)),
+        "backward_bytes_moved": basis.expression(model.bytes_moved[forward:].sum(axis=0)),
+        "forward_time_ms": _time(model, hardware, slice(0, forward)),
+        "backward_time_ms": _time(model, hardware, slice(forward, None)),
+        "saved_bytes": basis.expression(plain.saved),
+        "working_set_bytes": _largest([basis.expression(row) for row in plain.working_set]),
+    }
+
+
+def render_explanation(document: Mapping[str, Any]) -> str:
+    """The same for people."""
+    sizes = ", ".join(f"{name} = {value}" for name, value in document["sizes"].items()) or "fixed sizes"
+    parts = [f"{document['source']} on {document['hardware']}, {sizes}"]
+    for unit in document["units"]:
+        name = unit["name"] if unit["count"] == 1 else f"{unit['name']} .. {unit['last']} ({unit['count']} units)"
+        parts.append(f"\n{name}")
+        for key in ("forward_flops", "backward_flops", "forward_bytes_moved", "backward_bytes_moved", "saved_bytes",
+                    "working_set_bytes", "forward_time_ms", "backward_time_ms"):  # fmt: skip
+            parts.append(f"  {key:<21} {unit[key]}")
+        parts.append(f"  {'static_bytes':<21} {unit['static_bytes']}")
+        rows = [
+            (
+                option["name"],
+                f"{option['saved_bytes'] / _MIB:.2f}",
+                f"{option['working_set_bytes'] / _MIB:.2f}",
+                f"{unit['forward_ms']:.3f}",
+                f"{unit['backward_ms'] + option['extra_backward_ms']:.3f}",
+            )
+            for option in unit["options"]
+        ]
+        columns = ("recompute", "saved MiB", "working set MiB", "forward ms", "backward ms")
+        parts.append(render_rows("", columns, rows).lstrip("\n"))
+    unknown = document["unknown_primitives"]
+    if unknown:
+        listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(unknown.items()))
+        parts.append(f"\nno cost rule, taken as element-wise here: {listed}")
+    parts.extend(f"note: {note}" for note in document["notes"])
+    return "\n".join(parts)
+
+
+def _time(model: UnitModel, hardware: Hardware, part: slice) -> Any:
+    """Roofline time of some operations.
+
+    Where one side of the roofline is larger coefficient by coefficient it is larger at all sizes, so only the others
+    stay as a maximum.
+    """
+    basis = model.basis
+    plain = np.zeros(model.flops.shape[1])
+    mixed: list[Any] = []
+    launches = 0
+    for operation, flops, moved in zip(
+        model.operations[part], model.flops[part], model.bytes_moved[part], strict=True
+    ):
+        if not flops.any() and not moved.any():
+            continue
+        launches += 1
+        arithmetic = flops / hardware.rate(operation.engine.value, operation.dtype) if flops.any() else flops
+        memory = moved / hardware.bytes_per_ms
+        if operation.engine is Engine.NONE or np.all(memory >= arithmetic):
+            plain += memory
+        elif np.all(arithmetic >= memory):
+            plain += arithmetic
+        else:
+            mixed.append(sympy.Max(_rounded(basis, arithmetic), _rounded(basis, memory), evaluate=False))
+    plain[0] += launches * hardware.launch_ms
+    return sympy.Add(_rounded(basis, plain), *mixed)
+
+
+def _rounded(basis: Any, vector: Any) -> Any:
+    """An expression with four significant digits, enough to read."""
+    return sum(
+        (
+            sympy.Float(float(coefficient), 4) * monomial
+            for coefficient, monomial in zip(vector, basis.monomials(), strict=True)
+            if coefficient
+        ),
+        start=sympy.Integer(0),
+    )
+
+
+def _largest(expressions: list[Any]) -> Any:
+    return expressions[0] if len(expressions) == 1 else sympy.Max(*expressions, evaluate=False)

@@ -1,0 +1,44 @@
+"""Pipeline schedules: orders of actions as data, their exact times, and their activations in flight."""
+
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, Action, format_order, parse_order
+from mindspore_bmpipe.schedule.graph import DependencyGraph, dependency_graph
+from mindspore_bmpipe.schedule.memory import Row, in_flight_rows, pareto_maximal
+from mindspore_bmpipe.schedule.registry import ScheduleKind, lookup, make_schedule, register, registered
+from mindspore_bmpipe.schedule.schedule import (
+    Schedule,
+    format_schedule,
+    looped_placement,
+    parse_schedule,
+    validate_schedule,
+)
+from mindspore_bmpipe.schedule.simulate import PathCounts, TimedAction, critical_path, step_times, timeline
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "KINDS",
+    "WEIGHT",
+    "Action",
+    "DependencyGraph",
+    "PathCounts",
+    "Row",
+    "Schedule",
+    "ScheduleKind",
+    "TimedAction",
+    "critical_path",
+    "dependency_graph",
+    "format_order",
+    "format_schedule",
+    "in_flight_rows",
+    "looped_placement",
+    "lookup",
+    "make_schedule",
+    "pareto_maximal",
+    "parse_order",
+    "parse_schedule",
+    "register",
+    "registered",
+    "step_times",
+    "timeline",
+    "validate_schedule",
+]

@@ -1,0 +1,1 @@
+"""One file per schedule; `schedule/registry.py` lists them."""
