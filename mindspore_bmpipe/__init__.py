@@ -9,35 +9,55 @@ Names are loaded on first use, so that planning a layer table does not wait for 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+# Imported before the functions of the same names are defined: importing a submodule later would replace them.
+import mindspore_bmpipe.apply
+import mindspore_bmpipe.plan  # noqa: F401
 from mindspore_bmpipe import context_registration
+from mindspore_bmpipe.errors import (
+    BmpipeError,
+    InfeasibleError,
+    InputError,
+    NoPlanFoundError,
+    UnknownPrimitiveError,
+)
+from mindspore_bmpipe.plan import Plan, load_plan
 
-_EXPORTS = {
-    "plan": "mindspore_bmpipe.api",
-    "configure": "mindspore_bmpipe.api",
-    "apply": "mindspore_bmpipe.apply",
-    "load_plan": "mindspore_bmpipe.plan",
-    "Plan": "mindspore_bmpipe.plan",
-    "trace": "mindspore_bmpipe.graph.trace",
-    "BmpipeError": "mindspore_bmpipe.errors",
-    "InputError": "mindspore_bmpipe.errors",
-    "InfeasibleError": "mindspore_bmpipe.errors",
-    "NoPlanFoundError": "mindspore_bmpipe.errors",
-    "UnknownPrimitiveError": "mindspore_bmpipe.errors",
-}
+if TYPE_CHECKING:
+    from mindspore_bmpipe.graph.cell_graph import CellGraph
 
-__all__ = sorted(_EXPORTS)
+__all__ = [
+    "BmpipeError", "InfeasibleError", "InputError", "NoPlanFoundError", "Plan", "UnknownPrimitiveError", "apply",
+    "configure", "load_plan", "plan", "trace",
+]  # fmt: skip
+
+
+def plan(network: Any, *inputs: Any, **options: Any) -> Plan:
+    """Plan a live network; see :func:`mindspore_bmpipe.api.plan` for all arguments and errors."""
+    result: Plan = _load("api").plan(network, *inputs, **options)
+    return result
+
+
+def apply(network: Any, plan: Plan) -> None:
+    """Write a plan onto the cells of a network; see :func:`mindspore_bmpipe.apply.cells.apply`."""
+    _load("apply.cells").apply(network, plan)
+
+
+def configure(**options: Any) -> None:
+    """Set defaults of every later plan of this process; see :func:`mindspore_bmpipe.api.configure`."""
+    _load("api").configure(**options)
+
+
+def trace(network: Any, *inputs: Any, **options: Any) -> CellGraph:
+    """Trace loss and gradients of a network; see :func:`mindspore_bmpipe.graph.trace.trace`."""
+    result: CellGraph = _load("graph.trace").trace(network, *inputs, **options)
+    return result
+
+
+def _load(module: str) -> Any:
+    """Modules that need MindSpore are imported on first use, so that layer tables are planned without it."""
+    return importlib.import_module(f"{__name__}.{module}")
+
 
 context_registration.install()
-
-
-def __getattr__(name: str) -> Any:
-    module = _EXPORTS.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -45,7 +45,7 @@ def effective_config(**options: Any) -> Config:
     Raises:
         InputError: the file cannot be read, or a key or value is wrong.
     """
-    given = {key: value for key, value in {**_configured, **options}.items() if value is not None}
+    given = {**_configured, **{key: value for key, value in options.items() if value is not None}}
     config = parse_config(given, "plan")
     path = os.environ.get(CONFIG_VARIABLE)
     if path:

@@ -38,7 +38,9 @@ _BYTE_UNITS = {
     **{f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")},
 }
 _BYTES_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
-_BYTES_HELP = "write a positive number of bytes or a size such as 58GB, 56000MB (powers of 1000), 56000MiB (powers of 1024)"
+_BYTES_HELP = (
+    "write a positive number of bytes or a size such as 58GB, 56000MB (powers of 1000), 56000MiB (powers of 1024)"
+)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,9 @@ def _text(value: object, where: str) -> str:
 
 def _names(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
-        raise InputError(f"{where}: {value!r} is not allowed; give a list of option names, such as [none, select, full]")
+        raise InputError(
+            f"{where}: {value!r} is not allowed; give a list of option names, such as [none, select, full]"
+        )
     names = tuple(_text(entry, f"{where}[{index}]") for index, entry in enumerate(value))
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -260,7 +264,7 @@ def load_config(path: str | Path) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot read the configuration ({error}); give a YAML file") from error
     try:
-        data = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a subclass of SafeLoader
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except yaml.YAMLError as error:
@@ -284,7 +288,8 @@ def require_supported(config: Config, where: str = "config") -> None:
             raise InputError(f"{where}: {key}: {AUTO} cannot be planned by this version; {remedy}")
     if config.schedule is not None and config.schedule not in SUPPORTED_SCHEDULES:
         raise InputError(
-            f"{where}: schedule: {config.schedule} is a MindSpore schedule that this version cannot plan; give {schedules}"
+            f"{where}: schedule: {config.schedule} is a MindSpore schedule that this version cannot plan; "
+            f"give {schedules}"
         )
     if isinstance(config.chunks, int) and config.chunks > 1:
         raise InputError(f"{where}: chunks: {config.chunks} cannot be planned by this version; give chunks: 1")

@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from rich.console import Console
 
-from mindspore_bmpipe import api
+import mindspore_bmpipe
 from mindspore_bmpipe import context_hooks as hooks
 from mindspore_bmpipe.apply.cells import applied_plan, apply
 from mindspore_bmpipe.context_search import Pipeline, Search, search
@@ -146,7 +146,7 @@ def _look_up(root: Any) -> _Seen:
 
 def _plan(pipeline: Pipeline, inputs: list[Any]) -> Plan:
     """Ask the planner for a plan of the pipeline's network, on the inputs of one micro-batch."""
-    stages, _, _ = hooks.pipeline_settings(pipeline.auto_parallel)
+    stages, _, _ = _settings(pipeline)
     if stages <= 1:
         raise InputError(
             f"{CONTEXT_KEY}={PLANNER!r} needs pipeline_stages of at least 2, and it is {stages}; set pipeline_stages "
@@ -154,7 +154,12 @@ def _plan(pipeline: Pipeline, inputs: list[Any]) -> Plan:
         )
     micro_batch = _micro_batch(pipeline, inputs)
     with _planning():
-        return api.plan(pipeline.network, *micro_batch, stages=stages, micro_batches=pipeline.micro_batches)
+        return mindspore_bmpipe.plan(pipeline.network, *micro_batch, stages=stages, micro_batches=pipeline.micro_batches)
+
+
+def _settings(pipeline: Pipeline) -> tuple[int, bool, str]:
+    """Stages, interleave and scheduler that MindSpore will compile the pipeline with."""
+    return hooks.pipeline_settings(None if pipeline.auto_parallel is None else pipeline.auto_parallel())
 
 
 @contextlib.contextmanager
@@ -248,7 +253,7 @@ def _check_schedule(pipeline: Pipeline, plan: Plan) -> None:
     Raises:
         InputError: the schedules differ.
     """
-    _, interleave, scheduler = hooks.pipeline_settings(pipeline.auto_parallel)
+    _, interleave, scheduler = _settings(pipeline)
     planned = plan.settings.get("schedule")
     if planned is None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,8 +32,10 @@ class Pipeline:
     """Micro-batches per step."""
     splits: int
     """Into how many parts cells outside the pipeline cut the batch before it arrives, at least 1."""
-    auto_parallel: nn.Cell | None
-    """The `AutoParallel` cell that holds the pipeline's settings; `None` when the context holds them."""
+    auto_parallel: weakref.ref[nn.Cell] | None
+    """The `AutoParallel` cell that holds the pipeline's settings; `None` when the context holds them. It may be the
+    very cell under which the search is remembered, and must not be kept alive by that.
+    """
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def search(root: Any) -> Search:
             continue
         if isinstance(item, nn.Cell):
             splits *= hooks.splits(item)
-            auto_parallel = item if hooks.is_auto_parallel(item) else auto_parallel
+            auto_parallel = weakref.ref(item) if hooks.is_auto_parallel(item) else auto_parallel
         queue.extend((inner, splits, auto_parallel) for inner in _called(item))
     if len(pipelines) > 1:
         names = ", ".join(type(pipeline.network).__name__ for pipeline in pipelines.values())

@@ -1,14 +1,15 @@
 """Layer tables: the smallest input, a JSON list of runs of units with their times and bytes.
 
 Two formats are read. `bmpipe-layers/1` is the project's own. The other is the layer description of the SAPP
-pipeline-balancing tool (a JSON object with `layers_description`): its `time` is the forward time of one layer and backward
-takes twice that, memory is in MB (10^6 bytes here), and a recompute option exists where its memory is given and above 0. Its
-backward time is the option's own time if given, else (1 + coefficient) times the backward time, with the tool's default
-coefficients where none is given.
+pipeline-balancing tool (a JSON object with `layers_description`): its `time` is the forward time of one layer and
+backward takes twice that, memory is in MB (10^6 bytes here), and a recompute option exists where its memory is given
+and above 0. Its backward time is the option's own time if given, else (1 + coefficient) times the backward time, with
+the tool's default coefficients where none is given.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -80,7 +81,8 @@ def load_layer_table(path: str | Path) -> LayerTable:
     """Read a layer table.
 
     Raises:
-        InputError: the file cannot be read, is not JSON, or something in it is missing or impossible; the message gives the
+        InputError: the file cannot be read, is not JSON, or something in it is missing or impossible; the message
+        gives the
             place (`units[1].options[0].saved_bytes`) and the remedy.
     """
     try:
@@ -102,7 +104,8 @@ def parse_layer_table(data: object, where: str = "layer table") -> LayerTable:
     """A layer table of parsed JSON; errors as in `load_layer_table`."""
     if not isinstance(data, Mapping) or not is_layer_table(data):
         raise InputError(
-            f'{where}: not a layer table; give an object with "format": "{FORMAT}" and "units", or with "layers_description"'
+            f'{where}: not a layer table; give an object with "format": "{FORMAT}" and "units", '
+            'or with "layers_description"'
         )
     try:
         return _parse_sapp(data, where) if "layers_description" in data else _parse_own(data, where)
@@ -180,7 +183,7 @@ def _parse_sapp(data: Mapping[str, Any], where: str) -> LayerTable:
             raise _PlaceError(f"{place}.type: {kind!r} is not allowed; give HEAD, BODY or TAIL")
         order.append((_SAPP_TYPES[kind], place))
         runs.append(_sapp_run(tidy, place))
-    for (before, _), (after, place) in zip(order, order[1:], strict=False):
+    for (before, _), (after, place) in itertools.pairwise(order):
         if after < before:
             raise _PlaceError(f"{place}.type: layers are in network order, HEAD before BODY before TAIL; reorder them")
     constant = {key: value for key, value in data.items() if value is not None}

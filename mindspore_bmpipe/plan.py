@@ -153,11 +153,15 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: cannot read the plan file ({error}); give the path of a file bmpipe wrote") from error
+        raise InputError(
+            f"{name}: cannot read the plan file ({error}); give the path of a file bmpipe wrote"
+        ) from error
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{name}: not valid JSON at line {error.lineno} ({error.msg}); write the plan again") from error
+        raise InputError(
+            f"{name}: not valid JSON at line {error.lineno} ({error.msg}); write the plan again"
+        ) from error
     found = document.get("format") if isinstance(document, dict) else None
     if found != PLAN_FORMAT:
         raise InputError(f"{name}: format is {found!r}, this version reads {PLAN_FORMAT!r}; plan the network again")

@@ -25,7 +25,7 @@ from mindspore_bmpipe.plan import (
     StagePlan,
     UnitPlan,
 )
-from mindspore_bmpipe.planner import SolveLimits, Solution, Status, solve
+from mindspore_bmpipe.planner import Solution, SolveLimits, Status, solve
 from mindspore_bmpipe.problem import (
     Decision,
     Option,
@@ -298,9 +298,7 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
             solve_seconds=solution.solve_seconds,
             message=solution.message,
         ),
-        bubble=BubblePlan(
-            bubble.total, bubble.preparation, bubble.imbalance, bubble.recompute, bubble.communication
-        ),
+        bubble=BubblePlan(bubble.total, bubble.preparation, bubble.imbalance, bubble.recompute, bubble.communication),
         stages=stages,
         units=tuple(units),
         notes=subject.notes,

@@ -17,106 +17,31 @@ from dataclasses import dataclass
 
 from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_supported
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.schedule import Schedule, in_flight_rows, make_schedule, step_times
+from mindspore_bmpipe.problem_data import Option, Pin, Problem, Run, schedule_of
+from mindspore_bmpipe.schedule import in_flight_rows, step_times
 
-
-@dataclass(frozen=True)
-class Option:
-    """One way to recompute a unit."""
-
-    name: str
-    """Name within the run, such as `none` or `full`."""
-    saved_bytes: int
-    """Activation bytes a unit keeps per micro-batch in flight, at least 0."""
-    extra_backward_ms: float
-    """Time recomputation adds to the backward of a unit, at least 0."""
-    working_set_bytes: int = 0
-    """Bytes alive only while a unit's backward runs, at least 0."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring units of equal costs."""
-
-    name: str
-    """Name for reports; runs that are not neighbours may share one."""
-    count: int
-    """Units in the run, at least 1."""
-    forward_ms: float
-    """Forward time of one unit and one micro-batch, at least 0."""
-    backward_ms: float
-    """Backward time of one unit without recomputation, at least 0."""
-    static_bytes: int
-    """Parameters, gradients and optimizer state of one unit on one device, at least 0."""
-    options: tuple[Option, ...]
-    """Ways to recompute a unit, at least one, with distinct names."""
-    trainable: bool = True
-    """Whether a unit has trainable parameters."""
-
-
-@dataclass(frozen=True)
-class Pin:
-    """Units tied to one stage (any of its chunks)."""
-
-    first_unit: int
-    """First unit, 0 to units - 1."""
-    last_unit: int
-    """Last unit, inclusive."""
-    stage: int
-    """Stage they must be on, 0 to stages - 1."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One planning problem; validated when made."""
-
-    runs: tuple[Run, ...]
-    """Runs in network order, at least one."""
-    schedule: str
-    """Name of a registered schedule."""
-    stages: int
-    """Pipeline stages p, at least 1."""
-    chunks: int
-    """Chunks per stage v, at least 1."""
-    micro_batches: int
-    """Micro-batches per step m, at least 1."""
-    memory_limit_bytes: tuple[int, ...]
-    """Bytes a plan may use, one per stage, each above 0."""
-    stage_constant_bytes: int = 0
-    """Bytes every stage uses whatever is placed on it, at least 0."""
-    transfer_ms: float = 0.0
-    """Time of one transfer between virtual stages on different stages, at least 0."""
-    forbidden_cuts: frozenset[int] = frozenset()
-    """Each entry u keeps units u and u + 1 in one virtual stage; 0 to units - 2."""
-    pins: tuple[Pin, ...] = ()
-    """Units tied to stages."""
-
-    def __post_init__(self) -> None:
-        _validate(self)
-
-    @property
-    def units(self) -> int:
-        """Number of units."""
-        return sum(run.count for run in self.runs)
-
-    @property
-    def virtual_stages(self) -> int:
-        """Number of virtual stages, p * v."""
-        return self.stages * self.chunks
-
-    @property
-    def first_units(self) -> tuple[int, ...]:
-        """First unit of each run, and the number of units at the end."""
-        firsts = [0]
-        for run in self.runs:
-            firsts.append(firsts[-1] + run.count)
-        return tuple(firsts)
-
-    @property
-    def ideal_ms(self) -> float:
-        """Time of a step without any bubble or recomputation: m / p * sum of forward and backward."""
-        work = sum(run.count * (run.forward_ms + run.backward_ms) for run in self.runs)
-        return self.micro_batches / self.stages * work
+__all__ = [
+    "Bubble",
+    "ChunkEvaluation",
+    "Decision",
+    "Evaluation",
+    "Option",
+    "Pin",
+    "Placement",
+    "Problem",
+    "Run",
+    "StageEvaluation",
+    "Violation",
+    "check",
+    "evaluate",
+    "expand_decision",
+    "problem_from_config",
+    "recompute_ms",
+    "resolve_pin",
+    "schedule_of",
+    "stage_memory",
+    "virtual_stage_times",
+]
 
 
 @dataclass(frozen=True)
@@ -215,11 +140,6 @@ class Violation:
     """What is wrong, with numbers."""
 
 
-def schedule_of(problem: Problem) -> Schedule:
-    """The problem's schedule (cached)."""
-    return make_schedule(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
-
-
 def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[float], list[float]]:
     """Forward and backward milliseconds of each virtual stage for one micro-batch."""
     forward = [0.0] * problem.virtual_stages
@@ -303,7 +223,7 @@ def evaluate(problem: Problem, decision: Decision) -> Evaluation:
 
 
 def expand_decision(problem: Problem, decision: Decision) -> tuple[Placement, ...]:
-    """Where every unit sits, in unit order; inside a virtual stage the options of a run are handed out in option order."""
+    """Where every unit sits, in unit order; inside a virtual stage, options of a run are dealt out in option order."""
     schedule = schedule_of(problem)
     chunk_of_virtual = schedule.chunk_of_virtual
     placements: list[Placement] = []
@@ -394,77 +314,14 @@ def _placement_violations(problem: Problem, placements: tuple[Placement, ...]) -
             yield Violation("forbidden_cut", f"units {cut}-{cut + 1}", message)
 
 
-def _validate(problem: Problem) -> None:
-    if not problem.runs:
-        raise InputError("runs: there are none; give at least one run of units")
-    for index, run in enumerate(problem.runs):
-        _validate_run(f"runs[{index}] ({run.name})", run)
-    _require_integer("stages", problem.stages, 1)
-    _require_integer("chunks", problem.chunks, 1)
-    _require_integer("micro_batches", problem.micro_batches, 1)
-    _require_integer("stage_constant_bytes", problem.stage_constant_bytes, 0)
-    _require_time("transfer_ms", problem.transfer_ms)
-    if problem.virtual_stages > problem.units:
-        raise InputError(
-            f"stages: {problem.stages} stages of {problem.chunks} chunk(s) need at least {problem.virtual_stages} units, "
-            f"the network has {problem.units}; lower stages or chunks, or split the network into more units"
-        )
-    schedule_of(problem)
-    if len(problem.memory_limit_bytes) != problem.stages:
-        raise InputError(
-            f"memory_limit_bytes: {len(problem.memory_limit_bytes)} limits for {problem.stages} stages; give one per stage"
-        )
-    for stage, limit in enumerate(problem.memory_limit_bytes):
-        _require_integer(f"memory_limit_bytes[{stage}]", limit, 1)
-    if problem.ideal_ms <= 0:
-        raise InputError("runs: all forward and backward times are 0; give the times of the units")
-    for cut in problem.forbidden_cuts:
-        if isinstance(cut, bool) or not isinstance(cut, int) or not 0 <= cut < problem.units - 1:
-            raise InputError(f"forbidden_cuts: {cut!r} is no cut; give the unit before it, 0 to {problem.units - 2}")
-    for index, pin in enumerate(problem.pins):
-        if not 0 <= pin.first_unit <= pin.last_unit < problem.units:
-            raise InputError(
-                f"pins[{index}]: units {pin.first_unit}-{pin.last_unit} do not exist; give a range within "
-                f"0-{problem.units - 1}"
-            )
-        if not 0 <= pin.stage < problem.stages:
-            raise InputError(f"pins[{index}]: there is no stage {pin.stage}; give 0 to {problem.stages - 1}")
-
-
-def _validate_run(where: str, run: Run) -> None:
-    _require_integer(f"{where}.count", run.count, 1)
-    _require_time(f"{where}.forward_ms", run.forward_ms)
-    _require_time(f"{where}.backward_ms", run.backward_ms)
-    _require_integer(f"{where}.static_bytes", run.static_bytes, 0)
-    if not run.options:
-        raise InputError(f"{where}.options: there are none; give at least the option of recomputing nothing")
-    names = [option.name for option in run.options]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InputError(f"{where}.options: {', '.join(repeated)} appears more than once; names must be distinct")
-    for option in run.options:
-        place = f"{where}.options ({option.name})"
-        _require_integer(f"{place}.saved_bytes", option.saved_bytes, 0)
-        _require_time(f"{place}.extra_backward_ms", option.extra_backward_ms)
-        _require_integer(f"{place}.working_set_bytes", option.working_set_bytes, 0)
-
-
-def _require_integer(where: str, value: object, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise InputError(f"{where}: {value!r} is not allowed; give an integer of at least {minimum}")
-
-
-def _require_time(where: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InputError(f"{where}: {value!r} is not allowed; give a finite number of milliseconds, at least 0")
-
-
 _UNIT_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _RUN_RANGE = re.compile(r"(.+)\[(\d+)(?:-(\d+))?\]")
 
 
 def resolve_pin(runs: Sequence[Run], pin: PinSpec, where: str = "pins") -> Pin:
-    """Global unit indices of a pin written as indices, as a run's name, or as part of a run (`body[0-3]`, from 0 there).
+    """Global unit indices of a pin written as indices, as a run's name, or as part of a run.
+
+    Part of a run is written `body[0-3]`, counted from 0 within the run.
 
     Raises:
         InputError: no such run or units, or a name that several runs share.
@@ -543,5 +400,7 @@ def _with_options(runs: tuple[Run, ...], names: tuple[str, ...]) -> tuple[Run, .
     result = []
     for run in runs:
         options = tuple(option for option in run.options if option.name in names) or run.options
-        result.append(Run(run.name, run.count, run.forward_ms, run.backward_ms, run.static_bytes, options, run.trainable))
+        result.append(
+            Run(run.name, run.count, run.forward_ms, run.backward_ms, run.static_bytes, options, run.trainable)
+        )
     return tuple(result)

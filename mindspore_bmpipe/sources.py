@@ -23,8 +23,8 @@ from mindspore_bmpipe.layer_table import load_layer_table
 from mindspore_bmpipe.planning import Subject, subject_of_layers, subject_of_network
 
 SOURCE_HELP = (
-    "a .mindir file (from 'bmpipe trace' or mindspore.export), a layer table (.json), or pkg.module:factory, a function "
-    "that returns (network, inputs)"
+    "a .mindir file (from 'bmpipe trace' or mindspore.export), a layer table (.json), or pkg.module:factory, a "
+    "function that returns (network, inputs)"
 )
 """What SOURCE may be, for help texts and errors."""
 
@@ -49,7 +49,9 @@ def load_subject(
     """
     if not is_factory(source) and source.endswith(".json"):
         if settings or units:
-            raise InputError(f"{source}: --set and --units need a network; a layer table has neither settings nor cells")
+            raise InputError(
+                f"{source}: --set and --units need a network; a layer table has neither settings nor cells"
+            )
         return subject_of_layers(load_layer_table(source), Path(source).name, config)
     return subject_of_network(load_costs(source, settings, units, assume_elementwise), config)
 
@@ -64,9 +66,7 @@ def load_costs(
     return network_costs(load_graph(source, settings, assume_elementwise), units, assume_elementwise)
 
 
-def load_graph(
-    source: str, settings: Mapping[str, Any] | None = None, assume_elementwise: bool = False
-) -> CellGraph:
+def load_graph(source: str, settings: Mapping[str, Any] | None = None, assume_elementwise: bool = False) -> CellGraph:
     """Forward and backward graph of a ``.mindir`` file or a factory's network.
 
     Raises:
@@ -98,7 +98,9 @@ def record_factory(source: str, settings: Mapping[str, Any]) -> Trace:
         try:
             factory = getattr(importlib.import_module(module_name), function_name)
         except ImportError as error:
-            raise InputError(f"{source}: cannot import {module_name} ({error}); run from the folder that holds it") from error
+            raise InputError(
+                f"{source}: cannot import {module_name} ({error}); run from the folder that holds it"
+            ) from error
         except AttributeError as error:
             raise InputError(f"{source}: module {module_name} has no function {function_name}") from error
         # MindSpore is imported only where a network is built: layer tables are planned without it.

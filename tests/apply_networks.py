@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
-import sys
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mindspore
@@ -140,22 +136,3 @@ def written(network: nn.Cell) -> dict[str, Any]:
             if primitive is not None and "recompute" in primitive.attrs:
                 state[f"{path}.{name}:recompute"] = primitive.attrs["recompute"]
     return state
-
-
-@contextlib.contextmanager
-def all_modules_present() -> Iterator[None]:
-    """Stand in for the planning and printing modules while a checkout lacks them."""
-    for name in ("api", "report", "report.tables"):
-        full_name = f"mindspore_bmpipe.{name}"
-        try:
-            importlib.import_module(full_name)
-        except ModuleNotFoundError as error:
-            if not str(error.name).startswith("mindspore_bmpipe"):
-                raise
-            module: Any = types.ModuleType(full_name)
-            module.__path__ = []
-            module.plan = module.render_plan = None
-            sys.modules[full_name] = module
-            parent, _, child = full_name.rpartition(".")
-            setattr(sys.modules[parent], child, module)
-    yield

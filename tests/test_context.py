@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import mindspore
 import mindspore.dataset
 import numpy as np
 import pytest
-from apply_networks import RECOMPUTE, WIDTH, Network, all_modules_present, batch, make_plan, written
+from apply_networks import RECOMPUTE, WIDTH, Network, batch, make_plan, written
 from mindspore import Tensor, nn, ops
 from mindspore.context import get_auto_parallel_context, reset_auto_parallel_context, set_auto_parallel_context
 from mindspore.graph.api import _CellGraphExecutor, _JitExecutor
@@ -21,10 +23,8 @@ from mindspore.parallel import nn as parallel_nn
 from mindspore.parallel.auto_parallel import AutoParallel
 from mindspore.train.dataset_helper import _generate_dataset_sink_mode_net
 
-# MindSpore's setters above are imported before the key exists, as user code may do.
-with all_modules_present():
-    from mindspore_bmpipe import context
-
+import mindspore_bmpipe
+from mindspore_bmpipe import context
 from mindspore_bmpipe.errors import InfeasibleError, InputError
 
 MICRO_BATCHES = 4
@@ -60,12 +60,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> An
         found.at_compile.extend(written(network) for network, _, _ in found.requests[-1:])
         raise CompileStarts
 
-    monkeypatch.setattr(context.api, "plan", plan)
+    monkeypatch.setattr(mindspore_bmpipe, "plan", plan)
     monkeypatch.setattr(context.tables, "render_plan", lambda plan: f"[plan] of {plan.source}")
     monkeypatch.setattr(_CellGraphExecutor, "compile", stop)
     monkeypatch.setattr(_JitExecutor, "_generate_compile_args", stop)
     yield found
-    context.unregister()
+    # The package registers when it is imported; later tests in this process find it so.
+    context.register()
     mindspore.reset_auto_parallel_context()
 
 
@@ -435,7 +436,7 @@ def test_interleaving_inside_the_pipeline_is_part_of_the_network(calls: Calls, m
         requests.append((network, [item.shape for item in inputs]))
         raise InfeasibleError("stop here")
 
-    monkeypatch.setattr(context.api, "plan", plan)
+    monkeypatch.setattr(mindspore_bmpipe, "plan", plan)
     turn_on()
     inner = nn.MicroBatchInterleaved(Network(), 2)
     with pytest.raises(InfeasibleError):
@@ -481,6 +482,18 @@ def test_networks_without_a_pipeline_are_compiled_as_ever(calls: Calls, capsys: 
             cell(*batch())
     assert not calls.requests
     assert capsys.readouterr().err.count("holds no PipelineCell") == 1
+
+
+def test_compiled_cells_are_not_kept_alive(calls: Calls) -> None:
+    turn_on()
+    parallel = AutoParallel(train_cell(parallel_nn.Pipeline(Network(), MICRO_BATCHES)))
+    parallel.pipeline(stages=2)
+    with pytest.raises(CompileStarts):
+        parallel(*batch())
+    gone = weakref.ref(parallel)
+    del parallel
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_second_compile_keeps_the_plan_and_says_so(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,7 +542,7 @@ def test_compiles_made_for_planning_are_not_planned(calls: Calls, monkeypatch: p
             train_cell(nn.PipelineCell(other, MICRO_BATCHES))(*batch())
         return make_plan(network)
 
-    monkeypatch.setattr(context.api, "plan", plan)
+    monkeypatch.setattr(mindspore_bmpipe, "plan", plan)
     with pytest.raises(CompileStarts):
         train_cell(nn.PipelineCell(outer, MICRO_BATCHES))(*batch())
     assert asked == [outer]
@@ -542,16 +555,16 @@ def test_a_failed_plan_stops_the_compile_and_writes_nothing(calls: Calls, monkey
     turn_on()
     network = Network()
     cell = train_cell(nn.PipelineCell(network, MICRO_BATCHES))
-    works = context.api.plan
+    works = mindspore_bmpipe.plan
 
     def plan(*_: Any, **__: Any) -> Any:
         raise InfeasibleError("needs 70 GB")
 
-    monkeypatch.setattr(context.api, "plan", plan)
+    monkeypatch.setattr(mindspore_bmpipe, "plan", plan)
     with pytest.raises(InfeasibleError, match="needs 70 GB"):
         cell(*batch())
     assert written(network) == {}
-    monkeypatch.setattr(context.api, "plan", works)
+    monkeypatch.setattr(mindspore_bmpipe, "plan", works)
     with pytest.raises(CompileStarts):
         cell(*batch())
     check_planned(calls, network)
@@ -632,7 +645,7 @@ def test_the_plan_must_be_for_the_schedule_that_is_compiled(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, schedule: str, config: Any, fits: bool
 ) -> None:
     turn_on(**({} if config is None else {"pipeline_config": config}))
-    monkeypatch.setattr(context.api, "plan", lambda network, *_, **__: make_plan(network, schedule=schedule))
+    monkeypatch.setattr(mindspore_bmpipe, "plan", lambda network, *_, **__: make_plan(network, schedule=schedule))
     network = Network()
     with pytest.raises(CompileStarts if fits else InputError) as caught:
         train_cell(nn.PipelineCell(network, MICRO_BATCHES))(*batch())
@@ -641,13 +654,39 @@ def test_the_plan_must_be_for_the_schedule_that_is_compiled(
         assert written(network) == {}
 
 
+def test_with_the_real_planner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing stands in for the planner: the plan is the one `plan` gives for the same request, and it is written."""
+    mindspore.reset_auto_parallel_context()
+    context.register()
+    own_compile = _CellGraphExecutor.compile
+
+    def stop_unless_tracing(self: Any, cell: Any, *args: Any, phase: str = "predict", **options: Any) -> Any:
+        if phase.startswith("export"):
+            return own_compile(self, cell, *args, phase=phase, **options)
+        raise CompileStarts
+
+    monkeypatch.setattr(_CellGraphExecutor, "compile", stop_unless_tracing)
+    turn_on()
+    network, other = Network(), Network()
+    try:
+        with pytest.raises(CompileStarts):
+            train_cell(nn.PipelineCell(network, MICRO_BATCHES))(*batch())
+        assert mindspore.get_auto_parallel_context("pipeline_stages") == 2
+    finally:
+        mindspore.reset_auto_parallel_context()
+    plan = mindspore_bmpipe.plan(other, *batch(2), stages=2, micro_batches=MICRO_BATCHES)
+    context.apply(other, plan)
+    assert {unit.stage for unit in plan.units} == {0, 1}
+    assert written(network) == written(other)
+    assert "bmpipe plan of Network: 2 stages, 4 micro-batches" in capsys.readouterr().err
+
+
 SCRIPT = """
 import mindspore, sys
 import numpy as np
-from apply_networks import RECOMPUTE, Network, all_modules_present, batch, make_plan, written
-with all_modules_present():
-    from mindspore_bmpipe import context, context_registration
-context_registration.install()
+from apply_networks import RECOMPUTE, Network, batch, make_plan, written
+import mindspore_bmpipe
+from mindspore_bmpipe import context
 from mindspore_bmpipe.graph.preserve import preserved_state
 
 def plan(network, *inputs, **_):
@@ -656,7 +695,7 @@ def plan(network, *inputs, **_):
         mindspore.export(network, *inputs, file_name=sys.argv[1], file_format="MINDIR")
     return make_plan(network, changes=RECOMPUTE)
 
-context.api.plan = plan
+mindspore_bmpipe.plan = plan
 context.tables.render_plan = lambda plan: "the table"
 mindspore.set_context(mode=mindspore.GRAPH_MODE)
 mindspore.set_auto_parallel_context(

@@ -14,7 +14,6 @@ VERSION = f"MindSpore {mindspore.__version__} has changed what mindspore_bmpipe 
 
 SIGNATURES = {
     "mindspore.parallel._auto_parallel_context:_reset_auto_parallel_context": "()",
-    "mindspore.context:_reset_auto_parallel_context": "()",
     "mindspore.context:reset_auto_parallel_context": "()",
     "mindspore.nn.cell:Cell.compile": "(self, *args, **kwargs)",
     "mindspore.nn.cell:Cell.compile_and_run": "(self, *args, **kwargs)",

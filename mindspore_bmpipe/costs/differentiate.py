@@ -13,7 +13,7 @@ from dataclasses import replace
 from mindspore_bmpipe.costs.derivatives import WITHOUT_GRADIENT, Rule, Site, Tape, rule_of
 from mindspore_bmpipe.costs.derivatives.base import Contribution
 from mindspore_bmpipe.errors import InputError, UnknownPrimitiveError
-from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, TensorRef, read_tensors
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, Tensor, TensorRef, read_tensors
 from mindspore_bmpipe.graph.mindir import TensorType
 
 _DIFFERENTIABLE_TYPES = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
@@ -54,15 +54,15 @@ def differentiate(graph: CellGraph, assume_elementwise: bool = False) -> CellGra
         backward.seed(tensor)
     for index in reversed(active):
         backward.run(graph.operations[index])
-    backward.finish()
+    operations, tensors = backward.finish()
     notes = [
         f"{name} ({count} times) has no derivative rule: taken to keep all it reads and makes"
         for name, count in sorted(unknown.items())
     ]
     return replace(
         graph,
-        operations=tuple(backward.tape.operations),
-        tensors=tuple(backward.tape.tensors),
+        operations=operations,
+        tensors=tensors,
         notes=(*graph.notes, *notes),
         has_backward=True,
     )
@@ -156,19 +156,39 @@ class _Backward:
         for target, gradient in rule(Site(self.tape, operation, gradients, self._wanted)):
             self._parts.setdefault(target.tensor, []).append((gradient, operation))
 
-    def finish(self) -> None:
-        """Sum what remains: the gradients of weights."""
-        for tensor in list(self._parts):
-            self._sum(tensor)
+    def finish(self) -> tuple[tuple[Operation, ...], tuple[Tensor, ...]]:
+        """Sum what remains, the gradients of weights, and drop the backward operations that none of them needs."""
+        live = {self._sum(tensor).tensor for tensor in list(self._parts)}
+        count = len(self._graph.operations)
+        kept: list[Operation] = []
+        for operation in reversed(self.tape.operations[count:]):
+            if not live.isdisjoint(operation.outputs):
+                live.update(read_tensors(operation))
+                kept.append(operation)
+        operations = (*self._graph.operations, *reversed(kept))
+        producers = {output: index for index, operation in enumerate(operations) for output in operation.outputs}
+        tensors = tuple(
+            replace(tensor, producer=producers.get(index)) for index, tensor in enumerate(self.tape.tensors)
+        )
+        return operations, tensors
 
     def _sum(self, tensor: int) -> TensorRef:
         parts = self._parts.pop(tensor)
         if len(parts) == 1:
             return parts[0][0]
+        return self._sum_inside_out(self.tape.tensors[tensor].type, parts)
+
+    def _sum_inside_out(self, kind: TensorType, parts: Sequence[tuple[TensorRef, Operation]]) -> TensorRef:
+        """Each cell adds up what its own operations give before its parent does, as cells compiled alone must."""
         cell = common_cell([reader.cell for _, reader in parts])
+        groups: dict[str, list[tuple[TensorRef, Operation]]] = {}
+        for number, (gradient, reader) in enumerate(parts):
+            below = reader.cell[len(cell) :].lstrip(".")
+            groups.setdefault(below.split(".")[0] if below else f"own {number}", []).append((gradient, reader))
+        gradients = tuple(
+            group[0][0] if len(group) == 1 else self._sum_inside_out(kind, group) for group in groups.values()
+        )
         scope = parts[0][1].scope.rsplit("/", 1)[0]
-        kind = self.tape.tensors[tensor].type
-        gradients = tuple(gradient for gradient, _ in parts)
         return self.tape.append("AddN", (gradients,), (kind,), cell=cell, scope=scope)[0]
 
 

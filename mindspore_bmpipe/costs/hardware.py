@@ -114,9 +114,7 @@ def _parse(document: Mapping[str, Any], where: str) -> Hardware:
         return result
 
     def link(name: str) -> Link:
-        return Link(
-            number("links", name, "latency_us") / 1e3, number("links", name, "bandwidth_bytes_per_s") / 1e3
-        )
+        return Link(number("links", name, "latency_us") / 1e3, number("links", name, "bandwidth_bytes_per_s") / 1e3)
 
     efficiency = {engine: number("efficiency", engine, maximum=1.0) for engine in ("matmul", "vector", "memory")}
     return Hardware(

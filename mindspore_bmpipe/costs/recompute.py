@@ -280,4 +280,3 @@ def _enclosing(cell: str) -> list[str]:
 def evaluate_rows(rows: NDArray[np.float64], monomials: NDArray[np.float64]) -> float:
     """Largest value of several polynomials."""
     return float((rows @ monomials).max())
-

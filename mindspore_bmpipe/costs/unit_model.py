@@ -153,7 +153,7 @@ class _Builder:
         self._sizes: list[tuple[tuple[int, float], ...]] = []
 
     def build(self) -> UnitModel:
-        index, graph = self._index, self._index.graph
+        graph = self._index.graph
         operations: list[ModelOperation] = []
         flops: list[tuple[tuple[int, float], ...]] = []
         moved: list[tuple[tuple[int, float], ...]] = []
@@ -270,7 +270,10 @@ def _is_shared(index: GraphIndex, storage: int, unit: int) -> bool:
     producer = index.made_by(storage)
     if producer is not None and index.unit_of[producer] == unit:
         return False
-    return not index.is_static(storage) and len(index.forward_readers.get(storage, frozenset()) - _maker(index, producer)) > 1
+    return (
+        not index.is_static(storage)
+        and len(index.forward_readers.get(storage, frozenset()) - _maker(index, producer)) > 1
+    )
 
 
 def _maker(index: GraphIndex, producer: int | None) -> frozenset[int]:

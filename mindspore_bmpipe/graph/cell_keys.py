@@ -28,9 +28,7 @@ def structural_keys(network: nn.Cell) -> dict[str, str]:
     base = frozenset(vars(nn.Cell()))
     known: dict[int, str] = {}
     return {
-        path: f"{_place(path)}_{_cell_key(cell, base, known, ())}"
-        for path, cell in network.cells_and_names()
-        if path
+        path: f"{_place(path)}_{_cell_key(cell, base, known, ())}" for path, cell in network.cells_and_names() if path
     }
 
 

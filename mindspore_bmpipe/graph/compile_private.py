@@ -1,4 +1,4 @@
-"""Every private MindSpore name that tracing uses. Checked by ``tests/test_private_names.py`` on each MindSpore version."""
+"""Every private MindSpore name that tracing uses; ``tests/test_private_names.py`` checks them on each version."""
 
 from __future__ import annotations
 

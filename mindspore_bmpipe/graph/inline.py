@@ -265,4 +265,3 @@ def _plain(argument: Any) -> Any:
     if isinstance(argument, tuple):
         return tuple(_plain(item) for item in argument)
     return argument if isinstance(argument, (TensorRef, Constant)) else None
-

@@ -150,9 +150,7 @@ def decode_module(data: bytes, where: str) -> Module:
         raise InputError(f"{where}: no operations in it, so it is truncated or not a MindIR file; {remedy}")
     decoder = _Decoder(message)
     functions = {proto.name: decoder.function(proto) for proto in message.functions}
-    parameters = {
-        _local(proto.name, message.graph.name): _tensor_type(proto) for proto in message.graph.parameter
-    }
+    parameters = {_local(proto.name, message.graph.name): _tensor_type(proto) for proto in message.graph.parameter}
     metadata = message.user_info.get(_METADATA_KEY) if _METADATA_KEY in message.user_info else None
     return Module(decoder.function(message.graph), functions, parameters, metadata)
 

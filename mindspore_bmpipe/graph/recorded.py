@@ -48,9 +48,7 @@ def graph_of(recorded: Trace) -> CellGraph:
     module = symbolic_module(modules, recorded.sizes) if len(modules) > 1 else modules[0]
     flat = inline_module(module, recorded.cells)
     symbols = dict(recorded.base) if len(modules) > 1 else {}
-    return build_cell_graph(
-        recorded.name, flat, recorded.cells, dict(recorded.parameters), symbols, recorded.notes
-    )
+    return build_cell_graph(recorded.name, flat, recorded.cells, dict(recorded.parameters), symbols, recorded.notes)
 
 
 def traced_file(recorded: Trace) -> bytes:
@@ -62,8 +60,7 @@ def traced_file(recorded: Trace) -> bytes:
         "base": dict(recorded.base),
         "cells": [[cell.path, cell.class_name, list(cell.parameters), cell.is_container] for cell in recorded.cells],
         "parameters": [
-            [info.name, list(info.type.shape), info.type.dtype, info.trainable]
-            for info in recorded.parameters.values()
+            [info.name, list(info.type.shape), info.type.dtype, info.trainable] for info in recorded.parameters.values()
         ],
         "notes": list(recorded.notes),
         "graphs": [base64.b64encode(zlib.compress(data)).decode() for data in recorded.graphs[1:]],
@@ -81,7 +78,9 @@ def recorded_trace(data: bytes, metadata: str, where: str) -> Trace:
     try:
         document = json.loads(metadata)
         if document["format"] != TRACE_FORMAT:
-            raise InputError(f"{where}: its trace is {document['format']!r}, this version reads {TRACE_FORMAT!r}; {remedy}")
+            raise InputError(
+                f"{where}: its trace is {document['format']!r}, this version reads {TRACE_FORMAT!r}; {remedy}"
+            )
         return Trace(
             name=document["name"],
             graphs=(data, *(zlib.decompress(base64.b64decode(text)) for text in document["graphs"])),

@@ -1,9 +1,9 @@
 """Dimensions as expressions in the input symbols, found by tracing at several sizes.
 
-Each dimension of the traced graphs is matched against ``c * x`` and ``x * (c * y + d)`` with ``x`` and ``y`` products of
-powers of symbols: token counts, and token counts next to a fixed number of image patches. More sizes are traced than a
-form has unknowns, so that a form that fits by chance is refused; a dimension that no form fits makes the graph unusable
-at other sizes, and that is an error, not a guess.
+Each dimension of the traced graphs is matched against ``c * x`` and ``x * (c * y + d)`` with ``x`` and ``y`` products
+of powers of symbols: token counts, and token counts next to a fixed number of image patches. More sizes are traced than
+a form has unknowns, so that a form that fits by chance is refused; a dimension that no form fits makes the graph
+unusable at other sizes, and that is an error, not a guess.
 """
 
 from __future__ import annotations

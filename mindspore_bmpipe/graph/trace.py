@@ -23,7 +23,6 @@ Axes = Mapping[str, Sequence[tuple[int, int]]]
 """Symbol name -> places it stands for: (index of the input, axis)."""
 
 
-
 def trace(network: nn.Cell, *inputs: Any, symbols: Axes | None = None) -> CellGraph:
     """Trace loss and gradients of ``network`` for one micro-batch.
 

@@ -106,6 +106,8 @@ class _Tree:
         """Whether ``path`` is, or holds, a list of repeated cells worth splitting."""
         if self._is_repeated(path):
             return not composite_only or any(self._is_composite(child) for child in self.children[path])
+        if not composite_only and self.by_path[path].is_container and self.children[path]:
+            return True  # never called itself, so MindSpore would not pass a stage on to what it lists
         if composite_only and not self.by_path[path].is_container and self._weighted_leaves(path) < 2:
             return False
         return any(self._holds_chain(child, composite_only) for child in self.children[path])
@@ -124,7 +126,9 @@ def _named_units(graph: CellGraph, units: Sequence[str]) -> list[str]:
     known = {cell.path for cell in graph.cells}
     missing = [path for path in units if path not in known]
     if missing:
-        raise InputError(f"units: no cell named {', '.join(missing)}; the network's cells are listed by 'bmpipe explain'")
+        raise InputError(
+            f"units: no cell named {', '.join(missing)}; the network's cells are listed by 'bmpipe explain'"
+        )
     for path in units:
         for other in units:
             if path != other and path.startswith(other + "."):
@@ -176,8 +180,9 @@ def _assign_operations(graph: CellGraph, owner: dict[str, int], roots: Sequence[
                     after = reader.get(index)
                     moves = after is not None and source in repeated and after not in repeated
                     units[index] = after if moves and after is not None and rank[after] > rank[source] else source
-            if units[index] is not None:
-                made_in.update(dict.fromkeys(operation.outputs, units[index]))
+            unit = units[index]
+            if unit is not None:
+                made_in.update(dict.fromkeys(operation.outputs, unit))
     # Operations before the first unit (casts of inputs, tables) belong to the first unit that reads them.
     for index in reversed(range(len(graph.operations))):
         operation = graph.operations[index]
@@ -199,15 +204,14 @@ def _assign_operations(graph: CellGraph, owner: dict[str, int], roots: Sequence[
             if units[index] is None:
                 sources = [made_in[tensor] for tensor in read_tensors(operation) if tensor in made_in]
                 units[index] = min(sources, key=lambda item: rank[item], default=None)
-            if units[index] is not None:
-                made_in.update(dict.fromkeys(operation.outputs, units[index]))
+            unit = units[index]
+            if unit is not None:
+                made_in.update(dict.fromkeys(operation.outputs, unit))
     last = max(range(count), key=lambda item: rank[item])
     return [last if unit is None else unit for unit in units]
 
 
-def _only_reader(
-    graph: CellGraph, units: Sequence[int | None], consumers: dict[int, list[int]]
-) -> dict[int, int]:
+def _only_reader(graph: CellGraph, units: Sequence[int | None], consumers: dict[int, list[int]]) -> dict[int, int]:
     """For operations of no unit's cell, the unit that reads their results where it is only one."""
     found: dict[int, int] = {}
     for index in reversed(range(len(graph.operations))):
@@ -315,8 +319,8 @@ def _build(
         for unit in leaders
     )
     users: dict[str, list[int]] = defaultdict(list)
-    for index, unit in enumerate(built):
-        for name in unit.parameters:
+    for index, made in enumerate(built):
+        for name in made.parameters:
             users[name].append(index)
     shared = {name: tuple(indices) for name, indices in users.items() if len(indices) > 1}
     for name, indices in shared.items():

@@ -56,8 +56,9 @@ class Solution:
 class SolveLimits:
     """How much work a planner may do.
 
-    Work limits (rounds, nodes) end a search at the same point on every machine. The wall clock does not, so it is only the
-    last resort: ranks that must agree on a plan can rely on it only if no solution's message says that time ran out.
+    Work limits (rounds, nodes) end a search at the same point on every machine. The wall clock does not, so it is only
+    the last resort: ranks that must agree on a plan can rely on it only if no solution's message says that time ran
+    out.
     """
 
     time_limit_s: float = 60.0
@@ -68,8 +69,13 @@ class SolveLimits:
     """Threads of the solver, at least 1; one keeps it deterministic."""
     relative_gap: float = 1e-4
     """Gap at which a plan counts as optimal, at least 0."""
-    node_limit: int = 200_000
-    """Branch-and-bound nodes over all solver calls, at least 1."""
+    node_limit: int = 20_000
+    """Branch-and-bound nodes of one solver call, at least 1."""
+
+    @property
+    def accepted_gap(self) -> float:
+        """The relative gap, but never finer than the rounding that proofs allow for."""
+        return max(self.relative_gap, 1e-8)
 
     def __post_init__(self) -> None:
         for name, value, minimum in (
@@ -110,7 +116,13 @@ class Clock:
 
 
 def with_plan(
-    planner: str, problem: Problem, decision: Decision, clock: Clock, bound_ms: float | None, optimal: bool, message: str
+    planner: str,
+    problem: Problem,
+    decision: Decision,
+    clock: Clock,
+    bound_ms: float | None,
+    optimal: bool,
+    message: str,
 ) -> Solution:
     """A solution that holds a plan; its time comes from `evaluate`, and it is checked once more."""
     violations = check(problem, decision)

@@ -1,11 +1,11 @@
 """The project's planner: splits and recomputation together, on exact step time, with a proved bound.
 
-With one chunk per stage, the best options of a group of units on a stage are known exactly, so what is left to decide is
-where to cut. Steps:
+With one chunk per stage, the best options of a group of units on a stage are known exactly, so what is left to decide
+is where to cut. Steps:
 
 1. Dynamic programs over all groups tell whether any split fits, and give the first splits; the even plan is another.
 2. Local search improves the best of them on exact step time.
-3. Elimination tries to prove it: groups that no faster split can contain are removed, path by path. Usually none is left.
+3. Elimination tries to prove it: groups that no faster split can contain go, path by path. Usually none is left.
 4. Otherwise the integer program over the remaining groups finds what is better, or proves that nothing is.
 5. Among splits of equal step time, one with less recomputation, then a lower peak, is taken.
 
@@ -13,6 +13,8 @@ Networks with too many units for step 1 go to the integer program over counts (`
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -26,8 +28,16 @@ from mindspore_bmpipe.planner.base import (
     with_plan,
     without_plan,
 )
-from mindspore_bmpipe.planner.elimination import Survivors, cheapest_split, eliminate, fitting
+from mindspore_bmpipe.planner.elimination import (
+    Survivors,
+    cheapest_split,
+    eliminate,
+    fitting,
+    path_bound,
+    sharpen,
+)
 from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch
+from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_groups import prove
 from mindspore_bmpipe.planner.splits import Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
@@ -41,6 +51,10 @@ MAX_GROUPS = 8_000_000
 _DESCENT_ROUNDS = 300
 _PERTURBATIONS = 40
 _TIE_ROUNDS = 10
+_MAX_SHARPENED = 3000
+"""Groups above which a better plan is looked for before exact times are computed."""
+_MAX_TIES = 2000
+"""Groups above which ties are left as the local search broke them."""
 _SAME_TIME = 1e-9
 
 
@@ -57,13 +71,13 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
         return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
     if excess > 0:
         needed = tuple(
-            int(options.choice(low, high).least_bytes[stage])
-            for stage, (low, high) in enumerate(zip(closest, closest[1:], strict=False))
+            int(options.least_bytes_from(low)[high - low - 1, stage])
+            for stage, (low, high) in enumerate(itertools.pairwise(closest))
         )
         return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
     search = SplitSearch(options, rules, pool)
     search.offer([closest])
-    stage_times = groups.forward_ms + groups.backward_ms
+    stage_times = groups.forward_ms + groups.backward_bound_ms
     for split in (
         best_split(stage_times, additive=False)[1],
         best_split(stage_times**2, additive=True)[1],
@@ -74,22 +88,16 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
     _offer_even_plan(search, problem, limits)
     search.descend(clock, _DESCENT_ROUNDS)
     everything = fitting(groups)
-    survivors = eliminate(everything, pool, search.best_time * (1 - _SAME_TIME))
-    timed_out = False
-    if len(survivors):
-        search.perturb(clock, limits.seed, _PERTURBATIONS)
-        bound, timed_out = prove(survivors, search, pool, limits, clock, solver)
-    else:
-        bound = search.best_time * (1 - _SAME_TIME)
-    _break_ties(search, pool, everything)
+    bound, timed_out = _prove(everything, search, pool, limits, clock, solver)
+    _break_ties(search, pool, everything, clock)
     assert search.best is not None
-    proved = bound >= search.best_time * (1 - limits.relative_gap)
-    if proved:
+    proved = bound >= search.best_time * (1 - limits.accepted_gap)
+    if timed_out or clock.expired():
+        message = f"the wall clock ({limits.time_limit_s:g} s) ended the search; another run may give another plan"
+    elif proved:
         message = ""
-    elif timed_out:
-        message = f"the wall clock ({limits.time_limit_s:g} s) ended the proof; another run may give another plan"
     else:
-        message = f"the work limit ({limits.node_limit} nodes) ended the proof"
+        message = f"the work limit ({limits.node_limit} nodes) or the solver ended the proof"
     return with_plan(NAME, problem, options.decision(search.best), clock, bound, proved, message)
 
 
@@ -98,25 +106,50 @@ def _offer_even_plan(search: SplitSearch, problem: Problem, limits: SolveLimits)
     decision = even.plan(problem, limits).decision
     if decision is None:
         return
-    sizes = [
-        sum(sum(placed[stage]) for placed in decision.counts) for stage in range(problem.stages)
-    ]
+    sizes = [sum(sum(placed[stage]) for placed in decision.counts) for stage in range(problem.stages)]
     search.offer([(0, *np.cumsum(sizes).tolist())])
 
 
-def _break_ties(search: SplitSearch, pool: PathPool, everything: Survivors) -> None:
+def _prove(
+    everything: Survivors, search: SplitSearch, pool: PathPool, limits: SolveLimits, clock: Clock, solver: str | None
+) -> tuple[float, bool]:
+    """Lower bound on every plan's step time, and whether the wall clock ended the proof."""
+    target = search.best_time * (1 - _SAME_TIME)
+    coarse = eliminate(everything, pool, target)
+    if not len(coarse):
+        return target, False
+    if len(coarse) > _MAX_SHARPENED:
+        search.perturb(clock, limits.seed, _PERTURBATIONS)
+        target = search.best_time * (1 - _SAME_TIME)
+        coarse = eliminate(coarse, pool, target)
+    exact = sharpen(coarse, search.options, clock)
+    if exact is None:
+        return min(target, path_bound(coarse, pool)), True
+    exact = eliminate(exact, pool, target)
+    if not len(exact):
+        return target, False
+    search.perturb(clock, limits.seed, _PERTURBATIONS)
+    try:
+        bound, timed_out = prove(exact, search, pool, limits, clock, solver)
+    except SolverError:
+        # The plan stands without the solver; only the proof is weaker.
+        bound, timed_out = path_bound(exact, pool), False
+    return min(target, bound), timed_out
+
+
+def _break_ties(search: SplitSearch, pool: PathPool, everything: Survivors, clock: Clock) -> None:
     """Offer splits with the least recomputation among groups that a split of the best step time may contain."""
     problem = pool.problem
     equal = everything
     for _ in range(_TIE_ROUNDS):
         equal = eliminate(equal, pool, search.best_time * (1 + _SAME_TIME))
-        plain = np.array(
-            [
-                search.options.choice(low, high).extra_ms[stage]
-                for stage, low, high in zip(equal.stage.tolist(), equal.low.tolist(), equal.high.tolist(), strict=True)
-            ]
-        )
-        split = cheapest_split(equal, plain, problem.stages, problem.units)
+        if len(equal) > _MAX_TIES:
+            return
+        exact = sharpen(equal, search.options, clock)
+        if exact is None:
+            return
+        equal = exact
+        split = cheapest_split(equal, equal.extra_ms, problem.stages, problem.units)
         if split is None:
             return
         search.offer([split])

@@ -1,20 +1,23 @@
 """Proof by elimination: groups that no split faster than a target can contain (one chunk per stage).
 
-A path through the schedule bounds the step time by a sum of one cost per stage. For such a sum, a forward and a backward
-dynamic program give the best split through every single group; groups whose best split is not faster than the target go.
-What is left shrinks the ranges that the next path sees, so the passes are repeated until nothing changes. Where nothing is
-left, no split is faster than the target.
+A path through the schedule bounds the step time by a sum of one cost per stage. For such a sum, a forward and a
+backward dynamic program give the best split through every single group; groups whose best split is not faster than the
+target go. What is left shrinks the ranges that the next path sees, so the passes are repeated until nothing changes.
+Where nothing is left, no split is faster than the target.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from mindspore_bmpipe.planner.base import Clock
 from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.splits import Bounds, Groups
+from mindspore_bmpipe.planner.stage_options import StageOptions
+from mindspore_bmpipe.schedule import PathCounts
 
 _PASSES = 20
 
@@ -32,7 +35,9 @@ class Survivors:
     forward_ms: npt.NDArray[np.float64]
     """Forward time."""
     backward_ms: npt.NDArray[np.float64]
-    """Backward time with the least recomputation that fits."""
+    """Backward time, or a lower bound on it."""
+    extra_ms: npt.NDArray[np.float64]
+    """Recomputation in it; 0 while the backward time is only a bound."""
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -40,15 +45,48 @@ class Survivors:
     def kept(self, mask: npt.NDArray[np.bool_]) -> Survivors:
         """Those of the mask."""
         return Survivors(
-            self.stage[mask], self.low[mask], self.high[mask], self.forward_ms[mask], self.backward_ms[mask]
+            self.stage[mask],
+            self.low[mask],
+            self.high[mask],
+            self.forward_ms[mask],
+            self.backward_ms[mask],
+            self.extra_ms[mask],
         )
 
 
 def fitting(groups: Groups) -> Survivors:
-    """Every group that the rules allow and that fits in memory."""
-    stage, low, high = np.nonzero(np.isfinite(groups.backward_ms))
+    """Every group that the rules allow and that fits in memory, with lower bounds on backward times."""
+    stage, low, high = np.nonzero(np.isfinite(groups.backward_bound_ms))
     at = (stage, low, high)
-    return Survivors(stage, low, high, groups.forward_ms[at], groups.backward_ms[at])
+    return Survivors(stage, low, high, groups.forward_ms[at], groups.backward_bound_ms[at], np.zeros(len(stage)))
+
+
+def sharpen(survivors: Survivors, options: StageOptions, clock: Clock) -> Survivors | None:
+    """The same groups with exact times, or `None` if the wall clock ran out."""
+    backward, extra = survivors.backward_ms.copy(), np.zeros(len(survivors))
+    rows = zip(survivors.stage.tolist(), survivors.low.tolist(), survivors.high.tolist(), strict=True)
+    for index, (stage, low, high) in enumerate(rows):
+        if clock.expired():
+            return None
+        choice = options.choice(stage, low, high)
+        assert choice is not None
+        backward[index], extra[index] = choice.backward_ms, choice.extra_ms
+    return replace(survivors, backward_ms=backward, extra_ms=extra)
+
+
+def path_bound(survivors: Survivors, pool: PathPool) -> float:
+    """Lower bound on the step time of every split of these groups: the largest least length of a known path."""
+    best = 0.0
+    for path in pool.paths:
+        after = _tables(survivors, _path_cost(survivors, path), pool.problem.stages, pool.problem.units)[1]
+        best = max(best, float(after[0, 0]) + path.transfers * pool.problem.transfer_ms)
+    return best
+
+
+def _path_cost(survivors: Survivors, path: PathCounts) -> npt.NDArray[np.float64]:
+    forward = np.array(path.forward, dtype=np.float64)[survivors.stage]
+    backward = np.array(path.backward, dtype=np.float64)[survivors.stage]
+    return np.asarray(forward * survivors.forward_ms + backward * survivors.backward_ms)
 
 
 def _tables(
@@ -78,9 +116,7 @@ def eliminate(survivors: Survivors, pool: PathPool, target_ms: float) -> Survivo
         for path in pool.paths:
             if not len(survivors):
                 return survivors
-            forward = np.array(path.forward, dtype=np.float64)[survivors.stage]
-            backward = np.array(path.backward, dtype=np.float64)[survivors.stage]
-            cost = forward * survivors.forward_ms + backward * survivors.backward_ms
+            cost = _path_cost(survivors, path)
             before, after = _tables(survivors, cost, stages, units)
             through = before[survivors.stage, survivors.low] + cost + after[survivors.stage + 1, survivors.high]
             keep = through + path.transfers * pool.problem.transfer_ms < target_ms

@@ -12,6 +12,8 @@ extra time. Each stage recomputes its first n units, with the smallest n that fi
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from mindspore_bmpipe.errors import InputError
@@ -49,7 +51,8 @@ def even_split(problem: Problem, rules: SplitRules) -> Bounds | None:
 def _kept_option(run: Run) -> int:
     """Option of a unit that is not recomputed."""
     return min(
-        range(len(run.options)), key=lambda index: (run.options[index].extra_backward_ms, run.options[index].saved_bytes)
+        range(len(run.options)),
+        key=lambda index: (run.options[index].extra_backward_ms, run.options[index].saved_bytes),
     )
 
 
@@ -67,14 +70,17 @@ def _recipes(problem: Problem) -> list[tuple[int, ...]]:
         set(recipes),
         key=lambda recipe: (
             sum(
-                run.count * run.options[index].extra_backward_ms for run, index in zip(problem.runs, recipe, strict=True)
+                run.count * run.options[index].extra_backward_ms
+                for run, index in zip(problem.runs, recipe, strict=True)
             ),
             recipe,
         ),
     )
 
 
-def _stage_counts(problem: Problem, stage: int, units: list[int], recipe: tuple[int, ...]) -> tuple[list[list[int]], int]:
+def _stage_counts(
+    problem: Problem, stage: int, units: list[int], recipe: tuple[int, ...]
+) -> tuple[list[list[int]], int]:
     """Counts [run][option] of one stage and its peak: the fewest first units recomputed that fit, else the lowest peak.
 
     Args:
@@ -116,7 +122,7 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
     if bounds is None:
         return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
     run_of_unit = [index for index, run in enumerate(problem.runs) for _ in range(run.count)]
-    groups = [run_of_unit[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    groups = [run_of_unit[low:high] for low, high in itertools.pairwise(bounds)]
     closest: tuple[int, tuple[int, ...]] | None = None
     for recipe in _recipes(problem):
         stages = [_stage_counts(problem, stage, units, recipe) for stage, units in enumerate(groups)]

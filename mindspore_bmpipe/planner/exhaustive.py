@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from math import comb, prod
 
 from mindspore_bmpipe.errors import InputError
@@ -43,7 +43,7 @@ def _splits(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
         bounds = (0, *cuts, problem.units)
         yield tuple(
             tuple(run_of_unit[low:high].count(index) for index in range(len(problem.runs)))
-            for low, high in zip(bounds, bounds[1:], strict=False)
+            for low, high in pairwise(bounds)
         )
 
 
@@ -77,7 +77,9 @@ def _stage_ways(problem: Problem, split: tuple[tuple[int, ...], ...], stage: int
     """(peak bytes, decision that places only this stage's units) for every choice of options on one stage."""
     virtual_stages = schedule_of(problem).virtual_of_chunk[stage]
     cells = [
-        list(product(*(_ways(units, len(run.options)) for units, run in zip(split[virtual], problem.runs, strict=True))))
+        list(
+            product(*(_ways(units, len(run.options)) for units, run in zip(split[virtual], problem.runs, strict=True)))
+        )
         for virtual in virtual_stages
     ]
     empty = tuple((0,) * len(run.options) for run in problem.runs)
@@ -174,6 +176,8 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
         message = "" if complete else f"the time limit of {limits.time_limit_s} s ended the enumeration"
         return with_plan(NAME, problem, search.best[1], clock, bound, complete, message)
     if not complete:
-        return without_plan(NAME, Status.UNKNOWN, clock, "the time limit ended the enumeration before any plan was found")
+        return without_plan(
+            NAME, Status.UNKNOWN, clock, "the time limit ended the enumeration before any plan was found"
+        )
     needed = search.closest[1] if search.closest else None
     return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)

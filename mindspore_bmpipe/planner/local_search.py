@@ -1,12 +1,14 @@
 """Local search over splits (one chunk per stage) on exact step time.
 
-A point is a split; its options are chosen exactly by `stage_options`, so its forward and backward times follow. Neighbours
-move any block of consecutive cuts by a few units at once: a single cut moves units between two stages, a longer block
-passes units along a chain of stages. Many neighbours are simulated in one sweep; those that a known path already proves to
-be worse than the best are never simulated.
+A point is a split; its options are chosen exactly by `stage_options`, so its forward and backward times follow.
+Neighbours move any block of consecutive cuts by a few units at once: a single cut moves units between two stages, a
+longer block passes units along a chain of stages. Many neighbours are simulated in one sweep; those that a known path
+already proves to be worse than the best are never simulated.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +62,7 @@ class PathPool:
         """Add the longest paths of one plan's times; whether any was unknown."""
         added = False
         for prefer_stage in (True, False):
-            path = critical_path(
-                self.schedule, forward, backward, self.problem.transfer_ms, prefer_stage=prefer_stage
-            )
+            path = critical_path(self.schedule, forward, backward, self.problem.transfer_ms, prefer_stage=prefer_stage)
             added = self.add(path) or added
         return added
 
@@ -88,18 +88,21 @@ class SplitSearch:
     def times(self, bounds: Bounds) -> tuple[list[float], list[float]] | None:
         """Forward and backward times of a split, or `None` if a stage does not fit."""
         forward, backward = [], []
-        for stage, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            choice = self.options.choice(low, high)
-            if choice.counts[stage] is None:
+        for stage, (low, high) in enumerate(itertools.pairwise(bounds)):
+            choice = self.options.choice(stage, low, high)
+            if choice is None:
                 return None
             forward.append(choice.forward_ms)
-            backward.append(float(choice.backward_ms[stage]))
+            backward.append(choice.backward_ms)
         return forward, backward
 
     def _tie_break(self, bounds: Bounds) -> tuple[float, int]:
-        choices = [self.options.choice(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
-        extra = sum(float(choice.extra_ms[stage]) for stage, choice in enumerate(choices))
-        return extra, max(int(choice.peak_bytes[stage]) for stage, choice in enumerate(choices))
+        extra, peak = 0.0, 0
+        for stage, (low, high) in enumerate(itertools.pairwise(bounds)):
+            choice = self.options.choice(stage, low, high)
+            assert choice is not None
+            extra, peak = extra + choice.extra_ms, max(peak, choice.peak_bytes)
+        return extra, peak
 
     def offer(self, candidates: list[Bounds]) -> Bounds | None:
         """Evaluate splits that keep the rules; the best of those that beat the best so far, which it then is."""
@@ -175,4 +178,4 @@ class SplitSearch:
 
 
 def _increasing(split: Bounds) -> bool:
-    return all(low < high for low, high in zip(split, split[1:], strict=False))
+    return all(low < high for low, high in itertools.pairwise(split))

@@ -62,7 +62,7 @@ def plan_counts(
                 if time < best_time:
                     best, best_time = decision, time
                 progress = pool.separate(*virtual_stage_times(problem, decision))
-        if proved >= best_time * (1 - limits.relative_gap):
+        if proved >= best_time * (1 - limits.accepted_gap):
             break
         if not complete and clock.expired():
             ended = f"the wall clock ({limits.time_limit_s:g} s) ended the search; another run may give another plan"
@@ -74,7 +74,7 @@ def plan_counts(
             model.add_path(path)
         sent = len(pool.paths)
     if best is not None:
-        optimal = proved >= best_time * (1 - limits.relative_gap)
+        optimal = proved >= best_time * (1 - limits.accepted_gap)
         return with_plan(name, problem, best, clock, min(proved, best_time), optimal, "" if optimal else ended)
     if proved == float("inf"):
         needed = _least_excess(problem, limits, clock, solver)

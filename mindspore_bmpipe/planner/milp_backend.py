@@ -47,7 +47,7 @@ def new_model(limits: SolveLimits, solver: str | None = None) -> mip.Model:
         for name in SOLVERS if solver is None else (solver,):
             try:
                 model = mip.Model(sense=mip.MINIMIZE, solver_name=name)
-            except Exception:  # noqa: BLE001, S112 - python-mip raises errors of many kinds where a library is missing
+            except Exception:
                 continue
             break
     if model is None:

@@ -14,13 +14,14 @@ Variables, for run r, virtual stage k and option o:
     constant + sum static n + sum row * saved n + W[s] <= limit[s]                  for every in-flight row of stage s
     T >= sum over k of f[k] F[k] + b[k] B[k] + transfers                            for every path through the schedule
 
-T is exactly the step time once all paths are there. There are far too many, so they are added as they are violated; with any
-subset the optimum is a lower bound. Memory rows are scaled, since 1e11 bytes against a tolerance of 1e-6 is beyond double
-precision: every answer is checked in exact integers, and one that the tolerance let through is excluded.
+T is exactly the step time once all paths are there. There are far too many, so they are added as they are violated;
+with any subset the optimum is a lower bound. Memory rows are scaled, since 1e11 bytes against a tolerance of 1e-6 is
+beyond double precision: every answer is checked in exact integers, and one that the tolerance let through is excluded.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import mip
@@ -38,9 +39,7 @@ _MEMORY_SCALE = 1e4
 class CountModel:
     """The integer program of one problem, growing by paths and exclusions."""
 
-    def __init__(
-        self, problem: Problem, limits: SolveLimits, solver: str | None = None, elastic: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, limits: SolveLimits, solver: str | None = None, elastic: bool = False) -> None:
         """Build the program; an elastic one minimises the worst excess over the memory limits instead of time."""
         self.problem = problem
         self._largest_limit = max(problem.memory_limit_bytes)
@@ -98,7 +97,7 @@ class CountModel:
             self._require(mip.xsum(variables) - 1, variables, f"trainable_{virtual}")
 
     def _require(self, expression: mip.LinExpr, variables: Sequence[mip.Var], name: str) -> None:
-        """expression >= 0; without variables python-mip would take the comparison for a plain truth value."""
+        """Expression >= 0; without variables python-mip would take the comparison for a plain truth value."""
         if variables:
             self.model.add_constr(expression >= 0, name=name)
         elif expression.const < 0:
@@ -153,17 +152,16 @@ class CountModel:
                     terms.append(-_MEMORY_SCALE / limit * self._largest_limit * self._excess)
                 self.model.add_constr(mip.xsum(terms) <= fixed, name=f"memory_{stage}_{number}")
 
-    def _add_working_set(
-        self, stage: int, present: list[tuple[int, int]]
-    ) -> tuple[list[tuple[int, mip.Var]], int]:
+    def _add_working_set(self, stage: int, present: list[tuple[int, int]]) -> tuple[list[tuple[int, mip.Var]], int]:
         """Largest working set of a stage: (bytes, binary) terms and a constant.
 
-        With sizes w0 < w1 < ..., it is w0 plus (w_i - w_(i-1)) for every i such that an option of size w_i or more is used.
+        With sizes w0 < w1 < ..., it is w0 plus (w_i - w_(i-1)) for every i such that an option of size w_i or more is
+        used.
         """
         runs = self.problem.runs
         sizes = sorted({option.working_set_bytes for index, _ in present for option in runs[index].options})
         terms = []
-        for level, (below, size) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for level, (below, size) in enumerate(itertools.pairwise(sizes)):
             used = self.model.add_var(name=f"working_{stage}_{level}", var_type=mip.BINARY)
             self._levels[stage, level] = used
             terms.append((size - below, used))
@@ -247,7 +245,9 @@ class CountModel:
         backward = [max(0.0, float(var.x)) * unit for var in self._backward]
         return float(self.step.x) * unit, forward, backward
 
-    def solve(self, start: Decision | None, start_ms: float, seconds: float, nodes: int) -> tuple[Decision | None, float, bool]:
+    def solve(
+        self, start: Decision | None, start_ms: float, seconds: float, nodes: int
+    ) -> tuple[Decision | None, float, bool]:
         """Solve the integer program with the paths known so far.
 
         Args:

@@ -1,15 +1,16 @@
 """The integer program over groups of units, for one chunk per stage.
 
-One binary per surviving group g = (stage, low, high), whose forward and backward times are known exactly (`stage_options`):
+One binary per surviving group g = (stage, low, high), whose forward and backward times are known exactly
+(`stage_options`):
 
     sum of g on stage s = 1                                                      every stage holds one group
     sum of g on stage s ending at c = sum of g on stage s + 1 starting at c      groups meet
     F[s] = sum forward(g) g,  B[s] = sum backward(g) g
     T >= sum over s of f[s] F[s] + b[s] B[s] + transfers                         for every known path
 
-The first two rows are a network flow, so memory, working sets, pins and forbidden cuts, which only decide what groups there
-are, cost nothing in tightness: the relaxation is the hull of all splits, cut by the path rows. Paths are added as they are
-violated, first by the relaxation, then by integer solutions.
+The first two rows are a network flow, so memory, working sets, pins and forbidden cuts, which only decide what groups
+there are, cost nothing in tightness: the relaxation is the hull of all splits, cut by the path rows. Paths are added
+as they are violated, first by the relaxation, then by integer solutions.
 """
 
 from __future__ import annotations
@@ -102,9 +103,14 @@ class GroupModel:
 
 
 def prove(
-    survivors: Survivors, search: SplitSearch, pool: PathPool, limits: SolveLimits, clock: Clock, solver: str | None = None
+    survivors: Survivors,
+    search: SplitSearch,
+    pool: PathPool,
+    limits: SolveLimits,
+    clock: Clock,
+    solver: str | None = None,
 ) -> tuple[float, bool]:
-    """Lower bound on the step time of every split made of the given groups; improves the search's best split on the way.
+    """Lower bound on the step time of every split of the given groups; improves the search's best split on the way.
 
     Args:
         survivors: all groups that fit, or all that a faster split than the best may contain.
@@ -131,7 +137,7 @@ def prove(
             model.add_path(path)
         relaxed = _tighten(model, search, pool, clock)
         proved = max(proved, min(target, relaxed * (1 - _ROUNDING)))
-        if proved >= best * (1 - limits.relative_gap):
+        if proved >= best * (1 - limits.accepted_gap):
             return proved, False
         split, bound, complete = model.solve(clock.remaining(), limits.node_limit)
         proved = max(proved, min(target, bound * (1 - _ROUNDING)))
@@ -141,7 +147,7 @@ def prove(
             times = search.times(split)
             assert times is not None
             grown = pool.separate(*times)
-        if proved >= search.best_time * (1 - limits.relative_gap):
+        if proved >= search.best_time * (1 - limits.accepted_gap):
             return proved, False
         if not complete and clock.expired():
             return proved, True

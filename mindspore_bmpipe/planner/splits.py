@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,11 +43,29 @@ class SplitRules:
             return range(0)
         return range(int(self._first_stage[high - 1]), int(self._last_stage[low]) + 1)
 
+    def stages_from(self, low: int) -> npt.NDArray[np.bool_]:
+        """Whether [low, high) may be on each stage, for every high from low + 1 on, shape (highs, stages).
+
+        Stages that would leave too few units for the others are left out too.
+        """
+        units, stages = self.problem.units, self.problem.stages
+        high = np.arange(low + 1, units + 1)[:, None]
+        stage = np.arange(stages)[None, :]
+        return np.asarray(
+            self._may_cut[low]
+            & self._may_cut[high]
+            & (self._trainable_before[high] > self._trainable_before[low])
+            & (self._first_stage[high - 1] <= stage)
+            & (stage <= self._last_stage[low])
+            & (stage <= low)
+            & ((stage > 0) == (low > 0))
+            & (stages - 1 - stage <= units - high)
+            & ((stage < stages - 1) == (high < units))
+        )
+
     def allows(self, bounds: Bounds) -> bool:
         """Whether a split keeps every rule."""
-        return all(
-            stage in self.stages_of(low, high) for stage, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False))
-        )
+        return all(stage in self.stages_of(low, high) for stage, (low, high) in enumerate(itertools.pairwise(bounds)))
 
 
 class Groups:
@@ -54,29 +74,21 @@ class Groups:
     def __init__(self, options: StageOptions, rules: SplitRules) -> None:
         problem = options.problem
         units, stages = problem.units, problem.stages
-        limits = np.array(problem.memory_limit_bytes, dtype=np.int64)
         shape = (stages, units + 1, units + 1)
         self.forward_ms = np.full(shape, np.inf)
-        """Forward time; infinite where the rules forbid the group."""
-        self.backward_ms = np.full(shape, np.inf)
-        """Backward time with the least recomputation that fits; infinite where nothing fits."""
+        """Forward time; infinite where the group is forbidden."""
+        self.backward_bound_ms = np.full(shape, np.inf)
+        """Lower bound on the backward time; infinite where the group is forbidden or does not fit."""
         self.excess_bytes = np.full(shape, np.inf)
-        """Least peak minus limit; infinite where the rules forbid the group."""
+        """Least peak minus limit; infinite where the group is forbidden."""
         for low in range(units):
-            for high in range(low + 1, units + 1):
-                allowed = rules.stages_of(low, high)
-                # Each stage before and after needs a unit of its own.
-                first = max(allowed.start, stages - 1 - (units - high))
-                last = min(allowed.stop - 1, low, stages - 1 if high == units else stages - 2)
-                if low:
-                    first = max(first, 1)
-                if not allowed or first > last:
-                    continue
-                choice = options.choice(low, high)
-                here = slice(first, last + 1)
-                self.forward_ms[here, low, high] = choice.forward_ms
-                self.backward_ms[here, low, high] = choice.backward_ms[here]
-                self.excess_bytes[here, low, high] = choice.least_bytes[here] - limits[here]
+            allowed = rules.stages_from(low)
+            forward = options.forward_from(low)
+            excess = options.least_bytes_from(low) - options.limits[None, :]
+            bound = options.backward_bound_from(low)
+            self.forward_ms[:, low, low + 1 :] = np.where(allowed, forward[:, None], np.inf).T
+            self.excess_bytes[:, low, low + 1 :] = np.where(allowed, excess, np.inf).T
+            self.backward_bound_ms[:, low, low + 1 :] = np.where(allowed & (excess <= 0), bound, np.inf).T
 
 
 def best_split(costs: npt.NDArray[np.float64], additive: bool) -> tuple[float, Bounds | None]:

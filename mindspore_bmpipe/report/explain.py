@@ -27,7 +27,7 @@ def explain(
     evaluated: EvaluatedCosts,
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Expressions, options, symbols and unknown primitives of a network; the object ``bmpipe explain --json`` prints."""
+    """Expressions, options, symbols and unknown primitives of a network: what ``bmpipe explain --json`` prints."""
     units: list[dict[str, Any]] = []
     previous: tuple[int, int] | None = None
     for unit, model, numbers in zip(costs.split.units, costs.models, evaluated.units, strict=True):
@@ -130,9 +130,7 @@ def _time(model: UnitModel, hardware: Hardware, part: slice) -> Any:
     plain = np.zeros(model.flops.shape[1])
     mixed: list[Any] = []
     launches = 0
-    for operation, flops, moved in zip(
-        model.operations[part], model.flops[part], model.bytes_moved[part], strict=True
-    ):
+    for operation, flops, moved in zip(model.operations[part], model.flops[part], model.bytes_moved[part], strict=True):
         if not flops.any() and not moved.any():
             continue
         launches += 1

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 from rich.table import Table
 
-from mindspore_bmpipe.plan import Plan
+from mindspore_bmpipe.plan import ChunkPlan, Plan
 
 _GIB = 1 << 30
 _WIDTH = 118
+_LONGEST_LABEL = 16
+"""Longer names of recompute options would break the lines of the table."""
 
 
 def render_plan(plan: Plan) -> str:
@@ -27,16 +29,17 @@ def render_plan(plan: Plan) -> str:
     table.add_column("forward ms", justify="right")
     table.add_column("backward ms", justify="right")
     table.add_column("peak / limit GiB", justify="right")
+    labels = _option_labels(plan)
     for stage in plan.stages:
         for place, chunk in enumerate(stage.chunks):
             label = str(stage.stage) if len(stage.chunks) == 1 else f"{stage.stage}.{chunk.chunk}"
             memory = f"{stage.peak_bytes / _GIB:.2f} / {stage.limit_bytes / _GIB:.2f}" if place == 0 else ""
-            table.add_row(
-                label, _units_text(chunk.units), f"{chunk.forward_ms:.2f}", f"{chunk.backward_ms:.2f}", memory
-            )
+            units = _units_text(chunk.units, labels)
+            table.add_row(label, units, f"{chunk.forward_ms:.2f}", f"{chunk.backward_ms:.2f}", memory)
     bubble, solver = plan.bubble, plan.solver
     lines = [
         _text(table),
+        *(f"{label}: recompute {name.replace('+', ', ')}" for name, label in labels.items() if label != name),
         f"step time {solver.step_time_ms:.2f} ms, proved bound {solver.bound_ms:.2f} ms (gap {solver.gap:.3%}), "
         f"{solver.status} after {solver.solve_seconds:.1f} s",
         f"bubble {bubble.total:.2%} = preparation {bubble.preparation:.2%} + imbalance {bubble.imbalance:.2%} + "
@@ -58,11 +61,34 @@ def render_rows(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
     return _text(table)
 
 
-def _units_text(units: Mapping[str, Mapping[str, int]]) -> str:
+def _option_labels(plan: Plan) -> dict[str, str]:
+    """Option name -> what the table calls it: itself where it is short, else a letter explained below the table."""
+    names = dict.fromkeys(option for stage in plan.stages for chunk in stage.chunks for option in _options(chunk))
+    labels: dict[str, str] = {}
+    for name in names:
+        lettered = sum(label != known for known, label in labels.items())
+        labels[name] = name if len(name) <= _LONGEST_LABEL else _letters(lettered)
+    return labels
+
+
+def _options(chunk: ChunkPlan) -> list[str]:
+    return [option for options in chunk.units.values() for option in options]
+
+
+def _letters(number: int) -> str:
+    text = ""
+    number += 1
+    while number:
+        number, rest = divmod(number - 1, 26)
+        text = chr(ord("A") + rest) + text
+    return text
+
+
+def _units_text(units: Mapping[str, Mapping[str, int]], labels: Mapping[str, str]) -> str:
     parts = []
     for run, options in units.items():
         total = sum(options.values())
-        recomputed = ", ".join(f"{count} x {name}" for name, count in options.items() if name != "none")
+        recomputed = ", ".join(f"{count} x {labels[name]}" for name, count in options.items() if name != "none")
         parts.append(f"{total} {run}" + (f" (recompute {recomputed})" if recomputed else ""))
     return "; ".join(parts) if parts else "nothing"
 

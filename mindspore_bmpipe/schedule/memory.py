@@ -25,9 +25,9 @@ def pareto_maximal(rows: Iterable[Row]) -> tuple[Row, ...]:
 def in_flight_rows(schedule: Schedule) -> tuple[tuple[Row, ...], ...]:
     """Pareto-maximal in-flight rows of each stage.
 
-    A micro-batch counts from its forward until its backward has ended (until its weight gradient, where that is separate),
-    so rows are taken while a backward or weight gradient runs, with the micro-batch it works on included. Every forward
-    is followed by one of those before anything is released, so no larger row exists in between.
+    A micro-batch counts from its forward until its backward has ended (until its weight gradient, where that is
+    separate), so rows are taken while a backward or weight gradient runs, with the micro-batch it works on included.
+    Every forward is followed by one of those before anything is released, so no larger row exists in between.
     """
     result = []
     for order in schedule.orders:

@@ -79,7 +79,8 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
             raise InputError(f"{label}: {number} is below 1; a schedule needs at least 1")
     if kind.max_chunks is not None and chunks > kind.max_chunks:
         raise InputError(
-            f"chunks: schedule {kind.name} takes at most {kind.max_chunks} chunk(s) per stage, got {chunks}; lower chunks"
+            f"chunks: schedule {kind.name} takes at most {kind.max_chunks} chunk(s) per stage, got {chunks}; "
+            "lower chunks"
         )
     made = kind.orders(stages, chunks, micro_batches)
     schedule = Schedule(kind.name, stages, chunks, micro_batches, made, kind.placement(stages, chunks))

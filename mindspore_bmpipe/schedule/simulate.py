@@ -67,7 +67,7 @@ def _durations(
 
 
 def _end_times(graph: DependencyGraph, durations: FloatArray, transfer_ms: float) -> FloatArray:
-    """End time of every action, shape (A + 1, plans); the extra row is the zero that actions without predecessor see."""
+    """End time of every action, shape (A + 1, plans); the extra row is the zero that first actions see."""
     ends = np.zeros((graph.size + 1, durations.shape[1]))
     delays = graph.transfers[:, None] * transfer_ms
     for low, high in zip(graph.level_starts, graph.level_starts[1:], strict=False):
@@ -139,8 +139,8 @@ def critical_path(
 ) -> PathCounts:
     """Counts along a longest path of one plan (shapes (K,)).
 
-    Where two predecessors end at the same time, the path stays on the stage if `prefer_stage`, else it follows the data:
-    the two answers are different, equally long paths.
+    Where two predecessors end at the same time, the path stays on the stage if `prefer_stage`, else it follows the
+    data: the two answers are different, equally long paths.
     """
     graph = dependency_graph(schedule)
     durations = _durations(graph, forward_ms, backward_ms, weight_ms)

@@ -29,9 +29,9 @@ FAMILIES = (
 WITHOUT_GRADIENT = frozenset(
     {
         "Argmax", "ArgMaxExt", "ArgMin", "BitwiseAnd", "Ceil", "Equal", "Eye", "FillScalar", "FillTensor", "FillV2",
-        "Floor", "FloorDiv", "Full", "Generator", "Greater", "GreaterEqual", "IsFinite", "Less", "LessEqual",
-        "LogicalAnd", "LogicalNot", "LogicalOr", "NotEqual", "OneHot", "Ones", "OnesLike", "OnesLikeExt", "Round",
-        "Sign", "StopGradient", "Trunc", "Zeros", "ZerosLike", "ZerosLikeExt", "stop_gradient",
+        "Full", "Generator", "Greater", "GreaterEqual", "IsFinite", "Less", "LessEqual", "LogicalAnd", "LogicalNot",
+        "LogicalOr", "NotEqual", "OneHot", "Ones", "OnesLike", "OnesLikeExt", "Round", "Sign", "StopGradient",
+        "Zeros", "ZerosLike", "ZerosLikeExt", "stop_gradient",
     }
 )  # fmt: skip
 """Primitives whose result no gradient passes, whatever its type."""

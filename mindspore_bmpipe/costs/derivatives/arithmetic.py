@@ -183,7 +183,8 @@ def interpolate(site: Site) -> Iterator[Contribution]:
     if site.needs(second):
         yield second, site.reduced(towards, second)
     if site.needs(first):
-        yield first, site.reduced(site.like("Sub", (gradient, towards), result), first)
+        rest = site.like("Sub", (1, weight), weight) if isinstance(weight, TensorRef) else None
+        yield first, site.reduced(site.like("Mul", (gradient, rest), result), first)
 
 
 def safe_divide(site: Site) -> Iterator[Contribution]:
@@ -200,6 +201,13 @@ def safe_divide(site: Site) -> Iterator[Contribution]:
         yield first, site.reduced(site.like("Mul", (slope, gradient), result), first)
 
 
+def vanishing(site: Site) -> Iterator[Contribution]:
+    """Steps have slope zero; MindSpore carries the zeros on as a constant, so what lies before them still runs."""
+    for operand in site.operands[-1:]:
+        if site.needs(operand):
+            yield operand, site.constant(site.kind(operand))
+
+
 RULES: dict[str, Rule] = {
     "Add": add,
     "AddExt": add_scaled,
@@ -208,6 +216,8 @@ RULES: dict[str, Rule] = {
     "BiasAdd": bias_add,
     "Div": divide,
     "Divs": scale,
+    "Floor": vanishing,
+    "FloorDiv": vanishing,
     "Lerp": interpolate,
     "MaskedFill": masked_fill,
     "Maximum": extremum,
@@ -222,5 +232,6 @@ RULES: dict[str, Rule] = {
     "Sub": subtract,
     "SubExt": add_scaled,
     "SubScalar": shift,
+    "Trunc": vanishing,
     "Xdivy": safe_divide,
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mindspore_bmpipe.costs.derivatives.base import Contribution, Rule, Site
 from mindspore_bmpipe.graph.cell_graph import TensorRef
+from mindspore_bmpipe.graph.mindir import TensorType
 
 _FIRST_TENSORS = 3
 _MASKS_END = 7
@@ -20,7 +21,8 @@ def flash_attention(site: Site) -> Iterator[Contribution]:
     arguments = (*operands, site.gradient(result), *masks, *site.outputs, *settings)
     shift = masks[0]
     targets = (*operands, shift)
-    kinds = [site.kind(target if isinstance(target, TensorRef) else operands[0]) for target in targets]
+    empty = TensorType((0,), site.kind(operands[0]).dtype)
+    kinds = [site.kind(target) if isinstance(target, TensorRef) else empty for target in targets]
     gradients = site.emit_many("FlashAttentionScoreGrad", arguments, kinds, keep_attributes=True)
     for target, gradient in zip(targets, gradients, strict=True):
         if site.needs(target):

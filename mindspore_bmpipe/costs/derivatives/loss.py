@@ -56,8 +56,10 @@ def smooth_absolute(site: Site) -> Iterator[Contribution]:
 
 
 def divergence(site: Site) -> Iterator[Contribution]:
-    """Keeps log-probabilities and target; the target gets no gradient."""
+    """Keeps log-probabilities and target; the target's gradient is taken to be zero."""
     operand, target = site.arguments[:2]
+    if site.needs(target):
+        yield target, site.constant(site.kind(target))
     if site.needs(operand):
         arguments = (site.gradient(), operand, target)
         yield operand, site.emit("KLDivLossGrad", arguments, site.kind(operand), keep_attributes=True)

@@ -54,11 +54,14 @@ def group_norm(site: Site) -> Iterator[Contribution]:
 
 
 def batch_norm(site: Site) -> Iterator[Contribution]:
-    """Keeps the operand and the statistics; running averages get no gradient."""
+    """Keeps the operand and the statistics; the gradients of running averages are constant zeros."""
     operand, gain, shift = site.arguments[:3]
     _, _, variance, centre, deviation = site.outputs
     arguments = (site.gradient(), operand, gain, centre, deviation, variance, *site.arguments[5:7])
-    return _kernel(site, "BatchNormGrad", arguments, (operand, gain, shift))
+    yield from _kernel(site, "BatchNormGrad", arguments, (operand, gain, shift))
+    for average in site.arguments[3:5]:
+        if site.needs(average):
+            yield average, site.constant(site.kind(average))
 
 
 RULES: dict[str, Rule] = {

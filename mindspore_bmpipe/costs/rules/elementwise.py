@@ -15,7 +15,7 @@ def one_per_element(view: OperationView) -> Work:
 
 
 def sum_of_all(view: OperationView) -> Work:
-    """n - 1 additions for every element of the sum of n tensors."""
+    """N - 1 additions for every element of the sum of n tensors."""
     return moved(view, Engine.VECTOR, elements(view.outputs[0]) * max(len(view.inputs) - 1, 1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore_bmpipe.costs.rules.base import (
     FLOPS_PER_MULTIPLY_ADD,
     Engine,
@@ -12,6 +14,7 @@ from mindspore_bmpipe.costs.rules.base import (
     flag,
     moved,
 )
+from mindspore_bmpipe.graph.mindir import TensorType
 
 FLASH_BACKWARD_FACTOR = 2.5
 """Backward of fused attention does five matrix products where forward does two (arXiv 2205.14135, appendix B)."""
@@ -27,28 +30,32 @@ def matrix_product(view: OperationView) -> Work:
 
 
 def dense(view: OperationView) -> Work:
-    """x (..., k) times weight (n, k): 2 k for every element of the result."""
+    """X (..., k) times weight (n, k): 2 k for every element of the result."""
     return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(view.outputs[0]) * view.inputs[0].shape[-1])
 
 
 def convolution(view: OperationView) -> Work:
     """Every element of the result is a dot product over (channels per group, kernel)."""
     weight = view.inputs[1]
-    per_element = elements(weight) // weight.shape[0] if isinstance(elements(weight), int) else None
-    inner = per_element if per_element is not None else elements(weight) / weight.shape[0]
-    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(view.outputs[0]) * inner)
+    return moved(view, Engine.MATMUL, _products(view.outputs[0], weight))
 
 
 def convolution_input_gradient(view: OperationView) -> Work:
     """As many products as forward: every output gradient meets every weight of its filter."""
     gradient, weight = view.inputs[0], view.inputs[1]
-    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(gradient) * elements(weight) / weight.shape[0])
+    return moved(view, Engine.MATMUL, _products(gradient, weight))
 
 
 def convolution_weight_gradient(view: OperationView) -> Work:
     """As many products as forward: every output gradient meets every input of its window."""
     gradient, weight = view.inputs[0], view.outputs[0]
-    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(gradient) * elements(weight) / weight.shape[0])
+    return moved(view, Engine.MATMUL, _products(gradient, weight))
+
+
+def _products(result: TensorType, weight: TensorType) -> Any:
+    """Flops of one dot product over a filter for every element of a convolution's result."""
+    filter_elements = elements(TensorType(weight.shape[1:], weight.dtype))
+    return FLOPS_PER_MULTIPLY_ADD * elements(result) * filter_elements
 
 
 def flash_attention(view: OperationView) -> Work:
@@ -61,7 +68,7 @@ def flash_attention_gradient(view: OperationView) -> Work:
     return moved(view, Engine.MATMUL, _attention_flops(view) * FLASH_BACKWARD_FACTOR)
 
 
-def _attention_flops(view: OperationView) -> object:
+def _attention_flops(view: OperationView) -> Any:
     query, key = view.inputs[0], view.inputs[1]
     keys = key.shape[_sequence_axis(view, len(key.shape))]
     products = 2 * FLOPS_PER_MULTIPLY_ADD * elements(query) * keys

@@ -67,8 +67,9 @@ COPIES = (
     "Contiguous", "Identity", "ScalarToTensor", "TupleToTensor", "Tril", "Triu", "TopK", "TopkExt", "Sort", "SortExt",
     "BroadcastToGrad", "ResizeBilinearV2", "Im2Col", "ScatterNd", "TensorScatterUpdate", "ScatterNdUpdate",
 )  # fmt: skip
-SELECTIONS = ("Slice", "SliceExt", "StridedSlice", "Gather", "GatherD", "GatherNd", "Narrow", "IndexSelect", "Embedding",
-              "Index")  # fmt: skip
+SELECTIONS = (
+    "Slice", "SliceExt", "StridedSlice", "Gather", "GatherD", "GatherNd", "Narrow", "IndexSelect", "Embedding", "Index",
+)  # fmt: skip
 FILLINGS = (
     "ZerosLike", "OnesLike", "Zeros", "Ones", "Fill", "FillV2", "FillScalar", "FullLike", "Range", "Arange", "OneHot",
     "OneHotExt", "Eye", "LinSpace", "StandardNormal", "UniformReal", "UniformInt", "ZerosLikeExt", "OnesLikeExt",

@@ -1,4 +1,4 @@
-"""1F1B: warm-up forwards, then one forward and one backward in turn (PipeDream-Flush, Megatron-LM, MindSpore `1f1b`)."""
+"""1F1B: warm-up forwards, then one forward and one backward in turn (PipeDream-Flush, Megatron-LM, MindSpore)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def orders(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Action, 
     for stage in range(stages):
         warmup = min(micro_batches, stages - 1 - stage)
         steady = micro_batches - warmup
-        alternating = tuple(action for pair in zip(forwards[warmup:], backwards[:steady], strict=True) for action in pair)
+        alternating = tuple(
+            action for pair in zip(forwards[warmup:], backwards[:steady], strict=True) for action in pair
+        )
         result.append(forwards[:warmup] + alternating + backwards[steady:])
     return tuple(result)

@@ -1,0 +1,228 @@
+"""What backward keeps: published formulas, tensors told by hand, and MindSpore's semantics of recomputation."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from mindspore.nn.utils import no_init_parameters
+
+from mindspore_bmpipe.costs.hardware import load_hardware
+from mindspore_bmpipe.costs.network import NetworkCosts, network_costs
+from mindspore_bmpipe.costs.polynomial import Basis, undominated
+from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows, frontier, option_name
+from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
+from mindspore_bmpipe.costs.unit_model import UnitModel, indices_of
+from mindspore_bmpipe.graph.cell_graph import ParameterInfo
+from mindspore_bmpipe.graph.mindir import TensorType
+from mindspore_bmpipe.graph.trace import trace
+from tests.graph_networks import FACTORIES, build, costs_of, stack
+from tools.examples import gpt
+
+
+def model_of(costs: NetworkCosts, name: str) -> UnitModel:
+    return next(model for unit, model in zip(costs.split.units, costs.models, strict=True) if unit.name == name)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "sequence", "batch"), [(512, 8, 256, 1), (1024, 16, 512, 2), (768, 12, 1024, 3)]
+)
+def test_saved_bytes_of_a_gpt_layer_follow_korthikanti(hidden: int, heads: int, sequence: int, batch: int) -> None:
+    """arXiv 2205.05198, equation 1: s b h (34 + 5 a s / h) for 16-bit activations and dropout masks of one byte.
+
+    MindSpore's `Dropout` on CPU keeps masks in the element type, two bytes. Counted as the formula counts them, what is
+    left is the float32 mean and variance of the two layer norms, 16 bytes a token, which the formula leaves out.
+    """
+    settings = {"layers": 1, "hidden": hidden, "heads": heads, "sequence": sequence, "dtype": "float16"}
+    with no_init_parameters():
+        network, inputs = gpt.factory(size="tiny", batch=2, vocab=64, **settings)
+    model = model_of(network_costs(trace(network, *inputs)), "blocks.0")
+    sizes = {"b": batch, "s": sequence}
+    kept, _ = RecomputeModel(model).kept(())
+    values = model.sizes @ model.basis.values(sizes)
+    in_bytes = {place: float(values[place]) for place in indices_of(kept)}
+    # `Dropout` makes its result, then its mask; of the two dropouts on the residual path only the mask is kept.
+    dropouts = [place for place in in_bytes if model.storage_names[place].startswith("Dropout of blocks")]
+    score = 2 * batch * heads * sequence**2
+    token = 2 * batch * sequence * hidden
+    of_weights = [place for place in dropouts if in_bytes[place] == score]
+    of_residual = [place for place in dropouts if in_bytes[place] == token]
+    assert len(of_weights) == 2 and len(of_residual) == 2
+    counted = sum(in_bytes.values()) - score / 2 - 2 * token / 2
+    formula = sequence * batch * hidden * (34 + 5 * heads * sequence / hidden)
+    assert counted - formula == 16 * batch * sequence
+    assert counted == pytest.approx(formula, rel=0.02)
+
+
+BATCH, WIDTH, INNER = 4, 8, 32
+
+
+@pytest.fixture(scope="module")
+def layer() -> UnitModel:
+    """The middle layer of a stack: x -> up -> tanh -> down, float32."""
+    network, states = stack(layers=3, width=WIDTH, inner=INNER, batch=BATCH)
+    return model_of(network_costs(trace(network, states)), "layers.1")
+
+
+def kept_bytes(model: UnitModel, cells: tuple[str, ...], batch: int = BATCH) -> float:
+    option = RecomputeModel(model).option(cells)
+    return float(option.saved @ model.basis.values({"b": batch}))
+
+
+def test_kept_tensors_by_hand(layer: UnitModel) -> None:
+    state, inner = 4 * BATCH * WIDTH, 4 * BATCH * INNER
+    # Weight gradients read x and tanh(u); the gradient of tanh reads its own result.
+    assert kept_bytes(layer, ()) == state + inner
+    # Only x is kept; the last product is the unit's result, which the next layer keeps.
+    assert kept_bytes(layer, ("0",)) == state
+    # The one operation of `activation` is its result, and results of recomputed cells are kept.
+    assert kept_bytes(layer, ("0.activation",)) == state + inner
+
+
+def test_repeated_operations_by_hand(layer: UnitModel) -> None:
+    recompute = RecomputeModel(layer)
+    assert recompute.kept(())[1] == ()
+    repeated = [layer.operations[number].primitive for number in recompute.kept(("0",))[1]]
+    # The second product makes the unit's result, which no backward operation reads.
+    assert repeated == ["MatMul", "Tanh"]
+
+
+def test_working_set_by_hand(layer: UnitModel) -> None:
+    state, inner, weight = 4 * BATCH * WIDTH, 4 * BATCH * INNER, 4 * WIDTH * INNER
+    values = layer.basis.values({"b": BATCH})
+    plain = evaluate_rows(RecomputeModel(layer).option(()).working_set, values)
+    # MindSpore runs dW_down, d tanh(u), d u, dW_up, d x. The largest moment is dW_down beside the gradient that
+    # arrives; tanh(u) is gone when dW_up is made, and kept bytes are not counted again.
+    assert plain == max(state + weight, state + 2 * inner)
+    whole = evaluate_rows(RecomputeModel(layer).option(("0",)).working_set, values)
+    # u and tanh(u) are made again before dW_down; u goes once tanh(u) is there, tanh(u) stays until d u.
+    assert whole == max(state + inner + weight, state + 2 * inner)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_recomputing_more_never_keeps_more(name: str) -> None:
+    costs = costs_of(name)
+    sizes = {"b": 2, "s": 16}
+    for model in set(map(id, costs.models)):
+        unit = next(item for item in costs.models if id(item) == model)
+        recompute = RecomputeModel(unit)
+        values = unit.basis.values(sizes)
+        everything = recompute.option(recompute.whole())
+        nothing = recompute.option(())
+        assert everything.saved @ values <= nothing.saved @ values
+        for cell in recompute.cells:
+            option = recompute.option((cell,))
+            assert option.saved @ values >= everything.saved @ values
+            assert set(option.repeated) <= set(range(unit.forward_count))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_full_recomputation_of_a_block_keeps_its_input(name: str) -> None:
+    model = model_of(costs_of(name), "blocks.1")
+    recompute = RecomputeModel(model)
+    saved = recompute.option(recompute.whole()).saved @ model.basis.values({"b": 2, "s": 16})
+    # float32, hidden 64. The result of a BERT block is a layer norm's, and results of recomputed cells are kept with
+    # all their operation makes: mean and variance. The padding mask is shared by all blocks and kept once a stage.
+    state, statistics = 4 * 2 * 16 * 64, 2 * 4 * 2 * 16
+    assert saved == state + (statistics if name == "bert" else 0)
+
+
+def test_the_frontier_equals_all_combinations_of_cells() -> None:
+    """Every set of cells of a GPT block of which none lies inside another, tried one by one."""
+    model = model_of(costs_of("gpt"), "blocks.0")
+    recompute = RecomputeModel(model)
+    values = model.basis.values({"b": 2, "s": 64})
+    times = model.operation_ms(load_hardware("ascend910b"), {"b": 2, "s": 64})
+    sizes = model.sizes @ values
+
+    def measure(cells: tuple[str, ...]) -> tuple[float, float]:
+        kept, repeated = recompute.kept(cells)
+        return float(sizes[indices_of(kept & ~model.shared)].sum()), float(times[list(repeated)].sum())
+
+    # Cells whose every operation leaves them change nothing, so leaving them out loses nothing.
+    useful = [cell for cell in recompute.cells if measure((cell,)) != measure(())]
+    points = set()
+    for count in range(len(useful) + 1):
+        for cells in itertools.combinations(useful, count):
+            if not any(a != b and b.startswith(a + ".") for a in cells for b in cells):
+                points.add(measure(cells))
+    best = {p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)}
+    found = frontier(recompute, times, values, model, most=100)
+    reached = {measure(option.cells) for option in found}
+    assert best <= reached
+    assert option_name(found[0].cells, recompute.whole()) == "none"
+    assert option_name(found[-1].cells, recompute.whole()) == "full"
+
+
+def test_the_frontier_is_thinned_to_what_is_asked_and_keeps_its_ends() -> None:
+    model = model_of(costs_of("llama"), "blocks.0")
+    recompute = RecomputeModel(model)
+    sizes = {"b": 2, "s": 16}
+    times = model.operation_ms(load_hardware("ascend910b"), sizes)
+    few = frontier(recompute, times, model.basis.values(sizes), model, most=4)
+    assert [option_name(option.cells, recompute.whole()) for option in (few[0], few[-1])] == ["none", "full"]
+    assert len(few) == 4
+
+
+WEIGHT = ParameterInfo("w", TensorType((10, 100), "float16"), True)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "settings", "bytes_an_element"),
+    [
+        # Weight 2, gradient 4, master 4, moments 8 (arXiv 2205.05198: 18 bytes).
+        (WEIGHT, StaticSettings(), 18),
+        (WEIGHT, StaticSettings(1, 3), 18),
+        # Weight 4, gradient 4, moments 8: no copy is needed.
+        (ParameterInfo("w", TensorType((10, 100), "float32"), True), StaticSettings(), 16),
+        (ParameterInfo("w", TensorType((10, 100), "float16"), False), StaticSettings(4, 2), 2),
+        # Shares of 4 ranks: (2 + 12) / 4, gathered weight 2, whole gradient 4.
+        (WEIGHT, StaticSettings(4, 1), 3.5 + 2 + 4),
+        (WEIGHT, StaticSettings(4, 2), 3.5 + 2 + 1),
+        (WEIGHT, StaticSettings(4, 3), 3.5 + 1),
+    ],
+)
+def test_static_bytes_by_hand(parameter: ParameterInfo, settings: StaticSettings, bytes_an_element: float) -> None:
+    assert static_bytes(parameter, settings) == bytes_an_element * 1000
+
+
+def test_equal_units_share_one_model_and_different_ones_do_not() -> None:
+    costs = costs_of("vision_language")
+    models = {unit.name: id(model) for unit, model in zip(costs.split.units, costs.models, strict=True)}
+    assert models["blocks.0"] == models["blocks.1"] != models["vision.blocks.0"] == models["vision.blocks.1"]
+
+
+def test_costs_do_not_depend_on_the_size_that_was_traced() -> None:
+    network, inputs = build("llama", batch=1, sequence=32)
+    other = network_costs(trace(network, *inputs))
+    sizes = {"b": 2, "s": 48}
+    for name in ("blocks.0", "head", "loss"):
+        first, second = model_of(costs_of("llama"), name), model_of(other, name)
+        for model in (first, second):
+            assert len(model.operations) == len(first.operations)
+        np.testing.assert_allclose(first.flops @ first.basis.values(sizes), second.flops @ second.basis.values(sizes))
+        np.testing.assert_allclose(
+            RecomputeModel(first).option(()).saved @ first.basis.values(sizes),
+            RecomputeModel(second).option(()).saved @ second.basis.values(sizes),
+        )
+
+
+def test_dropping_dominated_rows_never_changes_the_largest_value() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        rows = generator.integers(-5, 6, size=(12, 4)).astype(float)
+        left = undominated(rows)
+        for _ in range(20):
+            point = generator.integers(1, 50, size=4).astype(float)
+            assert (rows @ point).max() == (left @ point).max()
+
+
+def test_polynomials_survive_the_way_through_coefficients() -> None:
+    basis = Basis(["b", "s"])
+    b, s = basis._symbols
+    expression = 3 * b * s**2 + b * s / 2 + 7
+    rows = [basis.terms(expression)]
+    vector = basis.matrix(rows)[0]
+    assert (basis.expression(vector) - expression).simplify() == 0
+    assert vector @ basis.values({"b": 2, "s": 4}) == 3 * 2 * 16 + 4 + 7

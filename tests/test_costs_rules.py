@@ -1,0 +1,108 @@
+"""Work of single operations against counts made by hand from m, k, n and element sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import sympy
+
+from mindspore_bmpipe.costs.network import network_costs
+from mindspore_bmpipe.costs.rules import VIEWS, known_primitives, require_known, work_of
+from mindspore_bmpipe.costs.rules.base import Engine, OperationView
+from mindspore_bmpipe.errors import UnknownPrimitiveError
+from mindspore_bmpipe.graph.mindir import TensorType
+from mindspore_bmpipe.graph.symbols import symbol
+from tests.graph_networks import FACTORIES, traced
+
+
+def view(primitive: str, inputs: list[Any], outputs: list[Any], *constants: Any, **attributes: Any) -> OperationView:
+    kinds = tuple(TensorType(tuple(shape), dtype) for shape, dtype in inputs)
+    made = tuple(TensorType(tuple(shape), dtype) for shape, dtype in outputs)
+    return OperationView(primitive, (*kinds, *constants), kinds, made, attributes)
+
+
+HALF, FULL, INT = "float16", "float32", "int32"
+
+
+@pytest.mark.parametrize(
+    ("operation", "engine", "flops", "moved"),
+    [
+        # 3 x 5 results of 4 multiply-adds; 12 + 20 read, 15 written, 2 bytes each.
+        (view("MatMul", [((3, 4), HALF), ((4, 5), HALF)], [((3, 5), HALF)], False, False), Engine.MATMUL, 120, 94),
+        (view("MatMul", [((4, 3), HALF), ((4, 5), HALF)], [((3, 5), HALF)], True, False), Engine.MATMUL, 120, 94),
+        (view("MatMul", [((3, 4), HALF), ((5, 4), HALF)], [((3, 5), HALF)], False, True), Engine.MATMUL, 120, 94),
+        (view("BatchMatMul", [((2, 7, 3, 4), FULL), ((2, 7, 4, 5), FULL)], [((2, 7, 3, 5), FULL)], False, False),
+         Engine.MATMUL, 14 * 120, 14 * 4 * (12 + 20 + 15)),
+        # 8 filters of 3 x 2 x 2 over 4 x 4 places of 2 images.
+        (view("Conv2D", [((2, 3, 8, 8), FULL), ((8, 3, 2, 2), FULL)], [((2, 8, 4, 4), FULL)]),
+         Engine.MATMUL, 2 * 256 * 12, 4 * (384 + 96 + 256)),
+        (view("Conv2DBackpropFilter", [((2, 8, 4, 4), FULL), ((2, 3, 8, 8), FULL)], [((8, 3, 2, 2), FULL)]),
+         Engine.MATMUL, 2 * 256 * 12, 4 * (384 + 96 + 256)),
+        (view("Add", [((6, 5), HALF), ((5,), HALF)], [((6, 5), HALF)]), Engine.VECTOR, 30, 2 * (30 + 5 + 30)),
+        (view("AddN", [((6,), FULL)] * 3, [((6,), FULL)]), Engine.VECTOR, 12, 4 * 24),
+        (view("ReduceMean", [((6, 5), FULL)], [((6, 1), FULL)]), Engine.VECTOR, 30, 4 * 36),
+        (view("Cast", [((10,), HALF)], [((10,), FULL)]), Engine.VECTOR, 0, 20 + 40),
+        # A table look-up touches the rows it returns, not the table.
+        (view("Gather", [((1000, 8), HALF), ((3,), INT)], [((3, 8), HALF)]), Engine.VECTOR, 0, 48 + 12 + 48),
+        (view("Reshape", [((6, 5), HALF)], [((30,), HALF)]), Engine.NONE, 0, 0),
+    ],
+)  # fmt: skip
+def test_work_by_hand(operation: OperationView, engine: Engine, flops: int, moved: int) -> None:
+    work = work_of(operation)
+    assert (work.engine, work.flops, work.read_bytes + work.written_bytes) == (engine, flops, moved)
+
+
+def test_fused_attention_counts_two_products_and_half_of_them_under_a_causal_mask() -> None:
+    # BNSD: 2 samples, 4 heads, 16 queries, 16 keys of size 8: two products of 2 * 16 * 16 * 8 flops a head.
+    shape = ((2, 4, 16, 8), HALF)
+    full = view("FlashAttentionScore", [shape] * 3, [shape], input_layout="BNSD", sparse_mode=0)
+    causal = view("FlashAttentionScore", [shape] * 3, [shape], input_layout="BNSD", sparse_mode=2)
+    assert work_of(full).flops == 2 * 4 * 2 * (2 * 16 * 16 * 8)
+    assert work_of(causal).flops * 2 == work_of(full).flops
+
+
+def test_rules_take_symbols() -> None:
+    b, s = symbol("b"), symbol("s")
+    work = work_of(view("MatMul", [((b * s, 4), HALF), ((4, 5), HALF)], [((b * s, 5), HALF)], False, False))
+    assert sympy.expand(work.flops) == 40 * b * s
+    assert sympy.expand(work.read_bytes + work.written_bytes) == 18 * b * s + 40
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_all_primitives_of_the_examples_are_known(name: str) -> None:
+    require_known(operation.primitive for operation in traced(name).operations)
+
+
+def test_unknown_primitives_are_reported_together_with_counts() -> None:
+    with pytest.raises(UnknownPrimitiveError, match=r"Mystery \(1 times\), Riddle \(2 times\)") as caught:
+        require_known(["Riddle", "MatMul", "Mystery", "Riddle"])
+    assert caught.value.counts == {"Riddle": 2, "Mystery": 1}
+    assert caught.value.exit_code == 2
+
+
+def test_no_unknown_primitive_costs_nothing_when_assumed() -> None:
+    unknown = view("Riddle", [((6,), FULL)], [((6,), FULL)])
+    assert work_of(unknown, assume_elementwise=True).flops == 6
+    assert "Riddle" not in known_primitives() and known_primitives() >= VIEWS
+
+
+def _transformer_flops(layers: int, b: int, s: int, h: int, vocab: int) -> int:
+    """Forward flops of a GPT: 24 b s h^2 + 4 b s^2 h a layer and 2 b s h v for the head (arXiv 2104.04473)."""
+    return layers * (24 * b * s * h**2 + 4 * b * s**2 * h) + 2 * b * s * h * vocab
+
+
+def test_matrix_flops_of_a_gpt_follow_the_published_formula() -> None:
+    graph = traced("gpt")
+    costs = network_costs(graph)
+    sizes = {"b": 3, "s": 40}
+    totals: Counter[str] = Counter()
+    for model in costs.models:
+        flops = model.flops @ model.basis.values(sizes)
+        for operation, value in zip(model.operations, flops, strict=True):
+            if operation.engine is Engine.MATMUL:
+                totals[operation.phase.value] += int(value)
+    expected = _transformer_flops(layers=2, b=3, s=40, h=64, vocab=256)
+    assert totals["forward"] == expected
+    assert totals["backward"] == 2 * expected

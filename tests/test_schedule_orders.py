@@ -1,0 +1,105 @@
+"""Orders of the schedules, their text form, and what the validator says."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspore_bmpipe.config import MINDSPORE_SCHEDULES, SUPPORTED_SCHEDULES
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.schedule import (
+    Action,
+    ScheduleKind,
+    dependency_graph,
+    format_order,
+    format_schedule,
+    lookup,
+    make_schedule,
+    parse_order,
+    parse_schedule,
+    register,
+    registered,
+)
+
+ONE_F_ONE_B_4_5 = """\
+F0 F1 F2 F3 B0 F4 B1 B2 B3 B4
+F0 F1 F2 B0 F3 B1 F4 B2 B3 B4
+F0 F1 B0 F2 B1 F3 B2 F4 B3 B4
+F0 B0 F1 B1 F2 B2 F3 B3 F4 B4"""
+ONE_F_ONE_B_4_2 = """\
+F0 F1 B0 B1
+F0 F1 B0 B1
+F0 F1 B0 B1
+F0 B0 F1 B1"""
+GPIPE_2_3 = """\
+F0 F1 F2 B0 B1 B2
+F0 F1 F2 B0 B1 B2"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "micro_batches", "expected"),
+    [("1f1b", 4, 5, ONE_F_ONE_B_4_5), ("1f1b", 4, 2, ONE_F_ONE_B_4_2), ("gpipe", 2, 3, GPIPE_2_3)],
+)
+def test_orders_are_the_published_ones(kind: str, stages: int, micro_batches: int, expected: str) -> None:
+    assert format_schedule(make_schedule(kind, stages, 1, micro_batches)) == expected
+
+
+@pytest.mark.parametrize("kind", registered())
+@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("micro_batches", [1, 3, 9])
+def test_every_schedule_reads_back_and_has_no_deadlock(kind: str, stages: int, micro_batches: int) -> None:
+    schedule = make_schedule(kind, stages, 1, micro_batches)
+    assert parse_schedule(format_schedule(schedule), 1, micro_batches, kind) == schedule
+    assert dependency_graph(schedule).size == 2 * stages * micro_batches
+
+
+def test_text_form_names_chunks_and_weight_gradients() -> None:
+    text = "F0 F0/1 B0/1 W0/1 B0 W0"
+    assert parse_order(text)[1:3] == (Action("F", 1, 0), Action("B", 1, 0))
+    assert format_order(parse_order(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("F0 X1", ["step 1", "X1"]),
+        ("F0 B1 B0 F1", ["step 1", "[B1]", "forward has not run"]),
+        ("F0 F0 B0", ["step 1", "[F0]", "already run"]),
+        ("F0 B0 F2 B2", ["step 2", "[F2]", "no micro-batch 2"]),
+        ("F0/3 B0/3", ["step 0", "no chunk 3"]),
+        ("F0 B0 F1", ["step 3", "[end]", "without B1"]),
+        ("F0 W0 B0", ["step 1", "backward has not run"]),
+    ],
+)
+def test_validator_points_at_the_wrong_step(text: str, words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_schedule(text, 1, 2)
+    assert "stage 0" in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_deadlock_says_where_each_stage_is_stuck() -> None:
+    schedule = parse_schedule("F0 B0 F1 B1\nF1 B1 F0 B0", 1, 2)
+    with pytest.raises(InputError, match=r"stage 0 waits at step 1 \(B0\).*stage 1 waits at step 0 \(F1\)"):
+        dependency_graph(schedule)
+
+
+def test_registry_normalises_refuses_duplicates_and_lists_names() -> None:
+    assert lookup(" GPipe ").name == "gpipe"
+    kind = lookup("gpipe")
+    with pytest.raises(InputError, match="already registered"):
+        register(ScheduleKind("GPIPE", kind.orders, 1))
+    with pytest.raises(InputError, match="1f1b, gpipe"):
+        lookup("dualpipe")
+
+
+def test_numbers_a_schedule_cannot_take() -> None:
+    with pytest.raises(InputError, match="micro_batches: 0"):
+        make_schedule("1f1b", 2, 1, 0)
+    with pytest.raises(InputError, match="at most 1 chunk"):
+        make_schedule("1f1b", 2, 2, 4)
+
+
+def test_supported_names_agree_with_the_registry() -> None:
+    assert set(SUPPORTED_SCHEDULES) == set(registered())
+    assert set(SUPPORTED_SCHEDULES) <= set(MINDSPORE_SCHEDULES)
