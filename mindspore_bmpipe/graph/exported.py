@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.call_order import in_call_order
-from mindspore_bmpipe.graph.call_paths import is_cell_function
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, Operation, ParameterInfo
 from mindspore_bmpipe.graph.inline import FlatModule, build_cell_graph, inline_module
 from mindspore_bmpipe.graph.mindir import OPAQUE, Function, Module, TensorType
 from mindspore_bmpipe.graph.scope_repair import repaired_cells
-from mindspore_bmpipe.graph.scopes import CONTAINERS, CellNames, cell_names, scope_path
+from mindspore_bmpipe.graph.scopes import CONTAINERS, CellNames, cell_names
 from mindspore_bmpipe.graph.unshare import unshared
 
 _FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -45,20 +44,12 @@ def exported_graph(module: Module, name: str) -> CellGraph:
     """
     _require_shapes(module, name)
     names = cell_names(module)
-    cells = _cell_tree(names, module.parameters)
-    flat = inline_module(module, cells)
-    if any(is_cell_function(function) for function in module.functions):
-        # Cells kept as functions are exact; only the code outside of them has scopes to go by.
-        paths = [
-            operation.cell or names.path(scope_path(operation.scope)) for operation in flat.operations
-        ]
-    else:
-        paths = repaired_cells(flat.operations, flat.tensors, names)
-    placed = _placed(flat, paths)
-    separate = unshared(placed, names.classes)
-    seen = names.with_paths([operation.cell for operation in separate.operations])
-    separate = in_call_order(separate, lambda path: seen.classes[path] not in CONTAINERS)
-    ordered = _in_order_of_use(seen, separate.operations)
+    flat = inline_module(module, ())
+    names = names.with_paths(paths := repaired_cells(flat.operations, flat.tensors, names))
+    separate = unshared(_placed(flat, paths), names.classes)
+    names = names.with_paths(operation.cell for operation in separate.operations)
+    separate = in_call_order(separate, lambda path: names.classes[path] not in CONTAINERS)
+    ordered = _in_order_of_use(names, separate.operations)
     parameters = {
         parameter: ParameterInfo(parameter, kind, kind.dtype in _FLOATING)
         for parameter, kind in module.parameters.items()
@@ -100,9 +91,7 @@ def _is_fixed(kind: object) -> bool:
 
 
 def _placed(flat: FlatModule, paths: Sequence[str]) -> FlatModule:
-    operations = tuple(
-        replace(operation, cell=path) for operation, path in zip(flat.operations, paths, strict=True)
-    )
+    operations = tuple(replace(operation, cell=path) for operation, path in zip(flat.operations, paths, strict=True))
     return replace(flat, operations=operations)
 
 

@@ -5,8 +5,9 @@ is where to cut. Steps:
 
 1. Dynamic programs over all groups tell whether any split fits, and give the first splits; the even plan is another.
 2. Local search improves the best of them on exact step time.
-3. Elimination tries to prove it: groups that no faster split can contain go, path by path. Usually none is left.
-4. Otherwise the integer program over the remaining groups finds what is better, or proves that nothing is.
+3. Elimination tries to prove it: groups that no faster split can contain go, path by path. Often none is left.
+   Otherwise it is repeated at guessed step times between bound and plan, which raises the one and improves the other.
+4. If a gap remains, the integer program over the remaining groups finds what is better, or proves that nothing is.
 5. Among splits of equal step time, one with less recomputation, then a lower peak, is taken.
 
 Networks with too many units for step 1 go to the integer program over counts (`milp`).
@@ -28,6 +29,7 @@ from mindspore_bmpipe.planner.base import (
     with_plan,
     without_plan,
 )
+from mindspore_bmpipe.planner.bisection import bisect
 from mindspore_bmpipe.planner.elimination import (
     Survivors,
     cheapest_split,
@@ -51,8 +53,6 @@ MAX_GROUPS = 8_000_000
 _DESCENT_ROUNDS = 300
 _PERTURBATIONS = 40
 _TIE_ROUNDS = 10
-_MAX_SHARPENED = 3000
-"""Groups above which a better plan is looked for before exact times are computed."""
 _MAX_TIES = 2000
 """Groups above which ties are left as the local search broke them."""
 _SAME_TIME = 1e-9
@@ -118,23 +118,26 @@ def _prove(
     coarse = eliminate(everything, pool, target)
     if not len(coarse):
         return target, False
-    if len(coarse) > _MAX_SHARPENED:
-        search.perturb(clock, limits.seed, _PERTURBATIONS)
-        target = search.best_time * (1 - _SAME_TIME)
-        coarse = eliminate(coarse, pool, target)
+    proved, timed_out = bisect(coarse, search, pool, limits, clock)
+    target = search.best_time * (1 - _SAME_TIME)
+    proved = min(proved, target)
+    if timed_out or proved >= search.best_time * (1 - limits.accepted_gap):
+        return proved, timed_out
+    search.perturb(clock, limits.seed, _PERTURBATIONS)
+    target = search.best_time * (1 - _SAME_TIME)
+    coarse = eliminate(coarse, pool, target)
     exact = sharpen(coarse, search.options, clock)
     if exact is None:
-        return min(target, path_bound(coarse, pool)), True
+        return min(target, proved), True
     exact = eliminate(exact, pool, target)
     if not len(exact):
         return target, False
-    search.perturb(clock, limits.seed, _PERTURBATIONS)
     try:
         bound, timed_out = prove(exact, search, pool, limits, clock, solver)
     except SolverError:
         # The plan stands without the solver; only the proof is weaker.
         bound, timed_out = path_bound(exact, pool), False
-    return min(target, bound), timed_out
+    return min(target, max(bound, proved)), timed_out
 
 
 def _break_ties(search: SplitSearch, pool: PathPool, everything: Survivors, clock: Clock) -> None:

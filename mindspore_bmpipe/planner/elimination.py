@@ -78,12 +78,13 @@ def path_bound(survivors: Survivors, pool: PathPool) -> float:
     """Lower bound on the step time of every split of these groups: the largest least length of a known path."""
     best = 0.0
     for path in pool.paths:
-        after = _tables(survivors, _path_cost(survivors, path), pool.problem.stages, pool.problem.units)[1]
+        after = _tables(survivors, path_cost(survivors, path), pool.problem.stages, pool.problem.units)[1]
         best = max(best, float(after[0, 0]) + path.transfers * pool.problem.transfer_ms)
     return best
 
 
-def _path_cost(survivors: Survivors, path: PathCounts) -> npt.NDArray[np.float64]:
+def path_cost(survivors: Survivors, path: PathCounts) -> npt.NDArray[np.float64]:
+    """What each group adds to a path."""
     forward = np.array(path.forward, dtype=np.float64)[survivors.stage]
     backward = np.array(path.backward, dtype=np.float64)[survivors.stage]
     return np.asarray(forward * survivors.forward_ms + backward * survivors.backward_ms)
@@ -116,7 +117,7 @@ def eliminate(survivors: Survivors, pool: PathPool, target_ms: float) -> Survivo
         for path in pool.paths:
             if not len(survivors):
                 return survivors
-            cost = _path_cost(survivors, path)
+            cost = path_cost(survivors, path)
             before, after = _tables(survivors, cost, stages, units)
             through = before[survivors.stage, survivors.low] + cost + after[survivors.stage + 1, survivors.high]
             keep = through + path.transfers * pool.problem.transfer_ms < target_ms

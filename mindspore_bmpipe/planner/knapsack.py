@@ -160,11 +160,12 @@ def cheapest_choice(
         frontier = frontiers.of(segments[0][0], segments[0][1], table.allowed[segments[0][0]])
         at = int(np.searchsorted(frontier.saved, budget, side="right")) - 1
         return float(frontier.extra[at]), int(frontier.saved[at]), (tuple(frontier.counts[at].tolist()),)
-    suffixes = [_Suffix(table, segments[position:]) for position in range(len(segments) + 1)]
+    whole = _Suffix(table, segments)
     slack = 1 + _SAME_TIME
-    upper = min(below, suffixes[0].greedy(budget)) * slack + _SAME_TIME
-    if suffixes[0].bound(np.array([budget]))[0] > upper:
+    upper = min(below, whole.greedy(budget)) * slack + _SAME_TIME
+    if whole.bound(np.array([budget]))[0] > upper:
         return None
+    suffixes = [_Suffix(table, segments[position:]) for position in range(len(segments) + 1)]
     state = Frontier(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, 0), np.int32))
     for position, (index, units) in enumerate(segments):
         right = frontiers.of(index, units, table.allowed[index])

@@ -128,7 +128,13 @@ class StageOptions:
         static += sum(units * problem.runs[index].static_bytes for index, units in segments)
         in_flight, limit = int(self.in_flight[stage]), problem.memory_limit_bytes[stage]
         best: tuple[float, int, tuple[tuple[int, ...], ...]] | None = None
+        known: list[tuple[int, ...]] | None = None
         for table in self._caps:
+            allowed = [table.allowed[index] for index, _ in segments]
+            if allowed == known:
+                # The same options with more reserved cannot be better.
+                continue
+            known = allowed
             budget = (limit - static - table.reserved) // in_flight
             found = cheapest_choice(table, self._frontiers, segments, budget, float("inf") if best is None else best[0])
             # A larger cap must gain something: otherwise the smaller one already gives the lower peak.
