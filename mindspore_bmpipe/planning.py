@@ -75,6 +75,8 @@ class Subject:
     """One entry per unit, in order."""
     stage_constant_bytes: int
     """Bytes every stage needs."""
+    shared_saved_bytes: int
+    """Bytes every stage keeps once per micro-batch in flight."""
     transfer_ms: float
     """Time of one transfer between stages."""
     config: Config
@@ -98,7 +100,7 @@ def subject_of_layers(table: LayerTable, source: str, config: Config) -> Subject
         for index in range(run.count)
     )
     return Subject(
-        source, _digest(document), table.runs, units, table.stage_constant_bytes, table.transfer_ms, config, ()
+        source, _digest(document), table.runs, units, table.stage_constant_bytes, 0, table.transfer_ms, config, ()
     )
 
 
@@ -113,13 +115,13 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
     static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
     evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, resolved))
     runs = _runs(evaluated)
-    constant = evaluated.shared_saved_bytes
     return Subject(
         source=costs.graph.name,
         fingerprint=network_fingerprint(costs),
         runs=runs,
         units=tuple(_unit_name(costs, unit) for unit in evaluated.units),
-        stage_constant_bytes=constant,
+        stage_constant_bytes=0,
+        shared_saved_bytes=evaluated.shared_saved_bytes,
         transfer_ms=evaluated.transfer_ms,
         config=resolved,
         notes=(*evaluated.notes, *notes),
@@ -204,7 +206,9 @@ def input_sizes(graph: CellGraph, config: Config) -> dict[str, int]:
 
 def pose(subject: Subject) -> Problem:
     """The problem a planner is given."""
-    return problem_from_config(subject.runs, subject.config, subject.stage_constant_bytes, subject.transfer_ms)
+    return problem_from_config(
+        subject.runs, subject.config, subject.stage_constant_bytes, subject.transfer_ms, subject.shared_saved_bytes
+    )
 
 
 def solve_subject(subject: Subject, planner: str = "bmpipe") -> tuple[Problem, Solution]:

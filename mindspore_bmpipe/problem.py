@@ -4,6 +4,7 @@ Plain integers and floats only. Units are in network order and grouped in runs o
 network order too. Memory of stage s is, for every in-flight row of its order,
 
     stage_constant + sum(static) + sum over chunks c of row[c] * (saved bytes of chunk c) + largest working set
+        + (largest sum of a row) * shared saved bytes
 
 and must not exceed the stage's limit. The step time is the longest path of the schedule with the times of the decision.
 """
@@ -154,13 +155,22 @@ def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[floa
     return forward, backward
 
 
+def stage_constants(problem: Problem) -> tuple[int, ...]:
+    """Bytes of each stage that no decision changes: the stage constant and what is shared by its micro-batches."""
+    return tuple(
+        problem.stage_constant_bytes + problem.shared_saved_bytes * max(map(sum, rows))
+        for rows in in_flight_rows(schedule_of(problem))
+    )
+
+
 def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int], ...]:
     """(static bytes, peak bytes) of each stage; exact integers."""
     schedule = schedule_of(problem)
     virtual_of_chunk = schedule.virtual_of_chunk
     result = []
-    for stage, rows in enumerate(in_flight_rows(schedule)):
+    for stage, (rows, constant) in enumerate(zip(in_flight_rows(schedule), stage_constants(problem), strict=True)):
         static = problem.stage_constant_bytes
+        shared = constant - static
         working_set = 0
         saved = [0] * problem.chunks
         for chunk, virtual in enumerate(virtual_of_chunk[stage]):
@@ -171,7 +181,7 @@ def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int],
                         saved[chunk] += count * option.saved_bytes
                         working_set = max(working_set, option.working_set_bytes)
         in_flight = max(sum(count * size for count, size in zip(row, saved, strict=True)) for row in rows)
-        result.append((static, static + in_flight + working_set))
+        result.append((static, static + shared + in_flight + working_set))
     return tuple(result)
 
 
@@ -357,6 +367,7 @@ def problem_from_config(
     config: Config,
     stage_constant_bytes: int = 0,
     transfer_ms: float = 0.0,
+    shared_saved_bytes: int = 0,
     forbidden_cuts: frozenset[int] = frozenset(),
 ) -> Problem:
     """The planning problem of evaluated costs and a CONFIG. `chunks` defaults to 1, `schedule` to 1f1b.
@@ -384,6 +395,7 @@ def problem_from_config(
         micro_batches=micro_batches,
         memory_limit_bytes=(limit,) * stages if isinstance(limit, int) else limit,
         stage_constant_bytes=stage_constant_bytes,
+        shared_saved_bytes=shared_saved_bytes,
         transfer_ms=transfer_ms,
         forbidden_cuts=forbidden_cuts,
         pins=tuple(resolve_pin(kept, pin, f"pins[{index}]") for index, pin in enumerate(config.pins or ())),

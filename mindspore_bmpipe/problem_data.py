@@ -76,6 +76,9 @@ class Problem:
     """Bytes a plan may use, one per stage, each above 0."""
     stage_constant_bytes: int = 0
     """Bytes every stage uses whatever is placed on it, at least 0."""
+    shared_saved_bytes: int = 0
+    """Bytes every stage keeps once per micro-batch in flight whatever is placed on it, at least 0: what many units read,
+    such as a mask."""
     transfer_ms: float = 0.0
     """Time of one transfer between virtual stages on different stages, at least 0."""
     forbidden_cuts: frozenset[int] = frozenset()
@@ -125,6 +128,7 @@ def _validate(problem: Problem) -> None:
     _require_integer("chunks", problem.chunks, 1)
     _require_integer("micro_batches", problem.micro_batches, 1)
     _require_integer("stage_constant_bytes", problem.stage_constant_bytes, 0)
+    _require_integer("shared_saved_bytes", problem.shared_saved_bytes, 0)
     _require_time("transfer_ms", problem.transfer_ms)
     if problem.virtual_stages > problem.units:
         raise InputError(

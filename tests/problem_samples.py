@@ -65,6 +65,7 @@ def random_problem(seed: int) -> Problem:
         micro_batches=rng.randint(1, 6),
         memory_limit_bytes=limits if rng.random() < 0.5 else (limits[0],) * stages,
         stage_constant_bytes=rng.choice([0, 10**8]),
+        shared_saved_bytes=rng.choice([0, 0, 3 * 10**7]),
         transfer_ms=rng.choice([0.0, rng.random()]),
         forbidden_cuts=frozenset(unit for unit in range(units - 1) if rng.random() < 0.12),
         pins=pins,

@@ -13,11 +13,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
+WITH_CODE = [page for page in PAGES if _BLOCK.search(page.read_text())]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if _BLOCK.search(page.read_text())], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     # MindSpore looks cells up in their module and reads their source, so there must be a module and a file.
@@ -36,4 +35,4 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_pages_with_mathematics_have_code() -> None:
-    assert {page.stem for page in PAGES if _BLOCK.search(page.read_text())} >= {"graphs", "costs", "planning"}
+    assert {page.stem for page in WITH_CODE} >= {"graphs", "costs", "planning"}

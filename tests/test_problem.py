@@ -121,6 +121,7 @@ RUN = small().runs[0]
         ({"memory_limit_bytes": (40,)}, "1 limits for 2 stages"),
         ({"memory_limit_bytes": (40, -1)}, r"memory_limit_bytes\[1\]: -1"),
         ({"stage_constant_bytes": -1}, "stage_constant_bytes: -1"),
+        ({"shared_saved_bytes": -1}, "shared_saved_bytes: -1"),
         ({"transfer_ms": float("nan")}, "transfer_ms: nan"),
         ({"forbidden_cuts": frozenset({3})}, "3 is no cut; give the unit before it, 0 to 2"),
         ({"pins": (Pin(3, 4, 0),)}, "units 3-4 do not exist"),
@@ -137,3 +138,13 @@ RUN = small().runs[0]
 def test_impossible_problems_name_the_field(changes: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         small(**changes)
+
+
+def test_shared_bytes_are_kept_once_for_each_micro_batch_in_flight() -> None:
+    # 1f1b on 3 stages has 3, 2 and 1 micro-batches in flight; nothing else uses memory here.
+    body = Run("body", 3, 1.0, 2.0, 0, (Option("none", 0, 0.0),))
+    problem = Problem((body,), "1f1b", 3, 1, 8, (1000,) * 3, shared_saved_bytes=7)
+    decision = Decision((((1,), (1,), (1,)),))
+    evaluation = evaluate(problem, decision)
+    assert [stage.peak_bytes for stage in evaluation.stages] == [21, 14, 7]
+    assert [stage.static_bytes for stage in evaluation.stages] == [0, 0, 0]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.call_order import in_call_order
-from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, Operation, ParameterInfo
+from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, Operation, ParameterInfo, tensor_arguments
 from mindspore_bmpipe.graph.inline import FlatModule, build_cell_graph, inline_module
 from mindspore_bmpipe.graph.mindir import OPAQUE, Function, Module, TensorType
 from mindspore_bmpipe.graph.scope_repair import repaired_cells
@@ -22,6 +22,8 @@ from mindspore_bmpipe.graph.unshare import unshared
 _FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 _WITHOUT_TYPE = frozenset({"UpdateState", "Depend", "Load", "Return", "return", "MakeTuple", "TupleGetItem", "Partial"})
 _REMEDY = "export the network again with inputs of fixed size, or trace it with 'bmpipe trace'"
+_AVERAGES_BEGIN, _AVERAGES_END = 3, 5
+"""Which arguments of batch normalisation are its running mean and variance."""
 
 TRAINABLE_NOTE = "the file does not say which weights are trained: all floating-point weights are taken as trained"
 AXES_NOTE = "all axes are fixed at the exported sizes; trace the network itself to plan for other sizes"
@@ -50,8 +52,9 @@ def exported_graph(module: Module, name: str) -> CellGraph:
     names = names.with_paths(operation.cell for operation in separate.operations)
     separate = in_call_order(separate, lambda path: names.classes[path] not in CONTAINERS)
     ordered = _in_order_of_use(names, separate.operations)
+    averages = _running_averages(separate)
     parameters = {
-        parameter: ParameterInfo(parameter, kind, kind.dtype in _FLOATING)
+        parameter: ParameterInfo(parameter, kind, kind.dtype in _FLOATING and parameter not in averages)
         for parameter, kind in module.parameters.items()
     }
     notes = [AXES_NOTE, TRAINABLE_NOTE, STOP_GRADIENT_NOTE]
@@ -88,6 +91,16 @@ def _is_fixed(kind: object) -> bool:
     if isinstance(kind, TensorType):
         return all(not isinstance(size, int) or size >= 0 for size in kind.shape)
     return all(_is_fixed(item) for item in kind) if isinstance(kind, tuple) else True
+
+
+def _running_averages(flat: FlatModule) -> set[str]:
+    """Weights that no optimizer touches because normalisation keeps them itself."""
+    found: set[str] = set()
+    for operation in flat.operations:
+        if operation.primitive == "BatchNorm":
+            averages = tensor_arguments(operation.arguments[_AVERAGES_BEGIN:_AVERAGES_END])
+            found.update(name for index in averages if (name := flat.tensors[index].parameter) is not None)
+    return found
 
 
 def _placed(flat: FlatModule, paths: Sequence[str]) -> FlatModule:

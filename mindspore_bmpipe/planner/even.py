@@ -19,7 +19,7 @@ import numpy as np
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules, best_split
-from mindspore_bmpipe.problem import Decision, Problem, Run, schedule_of
+from mindspore_bmpipe.problem import Decision, Problem, Run, schedule_of, stage_constants
 from mindspore_bmpipe.schedule import in_flight_rows
 
 NAME = "even"
@@ -90,7 +90,7 @@ def _stage_counts(
         recipe: option of each run when recomputed.
     """
     in_flight = max(row[0] for row in in_flight_rows(schedule_of(problem))[stage])
-    static = problem.stage_constant_bytes + sum(problem.runs[run].static_bytes for run in units)
+    static = stage_constants(problem)[stage] + sum(problem.runs[run].static_bytes for run in units)
     best: tuple[list[list[int]], int] | None = None
     for recomputed in range(len(units) + 1):
         counts = [[0] * len(run.options) for run in problem.runs]

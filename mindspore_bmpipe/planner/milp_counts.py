@@ -29,7 +29,7 @@ import mip
 from mindspore_bmpipe.planner.base import SolveLimits
 from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax
 from mindspore_bmpipe.planner.quiet import silenced
-from mindspore_bmpipe.problem import Decision, Problem, schedule_of
+from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants
 from mindspore_bmpipe.schedule import PathCounts, in_flight_rows
 
 _MEMORY_SCALE = 1e4
@@ -132,8 +132,9 @@ class CountModel:
 
     def _add_memory(self) -> None:
         problem = self.problem
+        constants = stage_constants(problem)
         for stage, rows in enumerate(in_flight_rows(self.schedule)):
-            limit = problem.memory_limit_bytes[stage]
+            limit, unchanging = problem.memory_limit_bytes[stage], constants[stage]
             scale = _MEMORY_SCALE / limit
             virtuals = self.schedule.virtual_of_chunk[stage]
             present = [(index, virtual) for virtual in virtuals for index in range(len(problem.runs))]
@@ -145,7 +146,7 @@ class CountModel:
                     for index, virtual in present
                     for option, var in zip(problem.runs[index].options, self._counts[index, virtual], strict=True)
                 ]
-                fixed = scale * (limit - problem.stage_constant_bytes - constant)
+                fixed = scale * (limit - unchanging - constant)
                 terms += [scale * size * var for size, var in working_set]
                 if self._excess is not None:
                     # In units of the largest limit, the same bytes for all stages.

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mindspore_bmpipe.planner.knapsack import CapTable, Frontier, RunFrontiers, cheapest_choice
-from mindspore_bmpipe.problem import Decision, Problem, schedule_of
+from mindspore_bmpipe.planner.knapsack import CapTable, RunFrontiers, cheapest_choice
+from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants
 from mindspore_bmpipe.schedule import in_flight_rows
 
 _MAX_BOUND_CAPS = 6
@@ -56,6 +56,7 @@ class StageOptions:
         self.firsts = problem.first_units
         self.in_flight = np.array([max(row[0] for row in rows) for rows in in_flight_rows(schedule_of(problem))])
         self.limits = np.array(problem.memory_limit_bytes, dtype=np.int64)
+        self._constants = np.array(stage_constants(problem), dtype=np.int64)
         sizes = sorted({option.working_set_bytes for run in problem.runs for option in run.options})
         self._caps = [CapTable(problem, size, size) for size in sizes]
         if len(sizes) <= _MAX_BOUND_CAPS:
@@ -88,11 +89,11 @@ class StageOptions:
     def least_bytes_from(self, low: int) -> npt.NDArray[np.int64]:
         """Least peak of [low, high) on every stage, whatever the limit, for every high > low: (highs, stages)."""
         units = self._units_before[low + 1 :] - self._units_before[low]
-        static = self.problem.stage_constant_bytes + self._static_before[low + 1 :] - self._static_before[low]
+        static = self._static_before[low + 1 :] - self._static_before[low]
         best = np.full((len(units), self.problem.stages), np.iinfo(np.int64).max, dtype=np.int64)
         for table in self._caps:
             possible = ~(units[:, table.without_option] > 0).any(axis=1)
-            peak = static[:, None] + table.reserved + (units @ table.least_saved)[:, None] * self.in_flight[None, :]
+            peak = self._constants + static[:, None] + table.reserved + (units @ table.least_saved)[:, None] * self.in_flight[None, :]
             best = np.where(possible[:, None], np.minimum(best, peak), best)
         return best
 
@@ -102,11 +103,11 @@ class StageOptions:
         Infinite where it does not fit, by the relaxation; `least_bytes_from` tells exactly.
         """
         units = self._units_before[low + 1 :] - self._units_before[low]
-        static = self.problem.stage_constant_bytes + self._static_before[low + 1 :] - self._static_before[low]
+        static = self._static_before[low + 1 :] - self._static_before[low]
         plain = self._backward_before[low + 1 :] - self._backward_before[low]
         best = np.full((len(units), self.problem.stages), np.inf)
         for table in self._bound_caps:
-            budget = (self.limits[None, :] - static[:, None] - table.reserved) // self.in_flight[None, :]
+            budget = (self.limits - self._constants - static[:, None] - table.reserved) // self.in_flight[None, :]
             best = np.minimum(best, table.extra_bound(units, budget))
         # Sums in another order may round differently; the bound must stay below.
         return np.asarray((plain[:, None] + best) * (1 - _SAME_TIME))
@@ -124,7 +125,7 @@ class StageOptions:
 
     def _choose(self, stage: int, segments: tuple[tuple[int, int], ...]) -> StageChoice | None:
         problem = self.problem
-        static = problem.stage_constant_bytes
+        static = int(self._constants[stage])
         static += sum(units * problem.runs[index].static_bytes for index, units in segments)
         in_flight, limit = int(self.in_flight[stage]), problem.memory_limit_bytes[stage]
         best: tuple[float, int, tuple[tuple[int, ...], ...]] | None = None
@@ -160,6 +161,3 @@ class StageOptions:
 
 def _before(values: list[float]) -> npt.NDArray[np.float64]:
     return np.concatenate(([0.0], np.cumsum(values)))
-
-
-__all__ = ["Frontier", "StageChoice", "StageOptions"]

@@ -18,8 +18,10 @@ def negative_log_likelihood(site: Site) -> Iterator[Contribution]:
 
 
 def softmax_cross_entropy(site: Site) -> Iterator[Contribution]:
-    """The kernel's second result is the gradient but for a factor."""
-    operand = site.arguments[0]
+    """The kernel's second result is the gradient but for a factor; that of the labels is taken to be zero."""
+    operand, labels = site.arguments[:2]
+    if site.needs(labels):
+        yield labels, site.constant(site.kind(labels))
     if site.needs(operand):
         kind = site.kind(site.outputs[0])
         column = site.emit("ExpandDims", (site.gradient(), -1), TensorType((*kind.shape, 1), kind.dtype))

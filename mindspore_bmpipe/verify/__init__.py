@@ -1,0 +1,1 @@
+"""Plans checked by MindSpore's own Ascend compiler, on any machine."""
