@@ -24,11 +24,13 @@ class Link:
     latency_ms: float
     """Time before the first byte arrives."""
     bandwidth_bytes_per_ms: float
-    """Bytes per millisecond of one device, one way."""
+    """Bytes per millisecond of one device with all its partners together, one way: what collectives see."""
+    pair_bytes_per_ms: float
+    """Bytes per millisecond between two devices, one way; less where devices form a mesh of separate links."""
 
     def transfer_ms(self, size_bytes: float) -> float:
         """Time to send ``size_bytes`` from one device to another (alpha-beta model)."""
-        return self.latency_ms + size_bytes / self.bandwidth_bytes_per_ms
+        return self.latency_ms + size_bytes / self.pair_bytes_per_ms
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,15 @@ def _parse(document: Mapping[str, Any], where: str) -> Hardware:
         return result
 
     def link(name: str) -> Link:
-        return Link(number("links", name, "latency_us") / 1e3, number("links", name, "bandwidth_bytes_per_s") / 1e3)
+        latency = number("links", name, "latency_us") / 1e3
+        bandwidth = number("links", name, "bandwidth_bytes_per_s") / 1e3
+        pair = "point_to_point_bandwidth_bytes_per_s"
+        separate = pair in document["links"][name]
+        return Link(
+            latency,
+            bandwidth,
+            number("links", name, pair) / 1e3 if separate else bandwidth,
+        )
 
     efficiency = {engine: number("efficiency", engine, maximum=1.0) for engine in ("matmul", "vector", "memory")}
     return Hardware(

@@ -96,8 +96,11 @@ def power(site: Site) -> Iterator[Contribution]:
         positive = site.like("GreaterEqual", (exponent, 0), exponent, "bool")
         harmless = site.like("LogicalAnd", (zero, positive), result, "bool")
         grown = site.like("Mul", (result, site.like("Log", (base,), base)), result)
-        yield exponent, site.reduced(
-            site.like("Mul", (gradient, site.like("Select", (harmless, 0, grown), result)), result), exponent
+        yield (
+            exponent,
+            site.reduced(
+                site.like("Mul", (gradient, site.like("Select", (harmless, 0, grown), result)), result), exponent
+            ),
         )
     if site.needs(base):
         lower: Any = exponent

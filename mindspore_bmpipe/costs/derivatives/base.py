@@ -71,9 +71,7 @@ class Tape:
 class Site:
     """One forward operation with the gradients of its outputs, as its rule sees it."""
 
-    def __init__(
-        self, tape: Tape, operation: Operation, gradients: Mapping[int, TensorRef], wanted: Set[int]
-    ) -> None:
+    def __init__(self, tape: Tape, operation: Operation, gradients: Mapping[int, TensorRef], wanted: Set[int]) -> None:
         self._tape = tape
         self._operation = operation
         self._gradients = gradients
@@ -132,8 +130,8 @@ class Site:
     def gradient(self, output: int = 0) -> TensorRef:
         """Gradient of an output; zeros, which MindSpore writes as a constant, where nothing adds to it."""
         index = self._operation.outputs[output]
-        return self._gradients[index] if index in self._gradients else self._tape.constant(
-            self._tape.tensors[index].type
+        return (
+            self._gradients[index] if index in self._gradients else self._tape.constant(self._tape.tensors[index].type)
         )
 
     def constant(self, kind: TensorType) -> TensorRef:
