@@ -107,7 +107,7 @@ class SolverReport:
     bound_ms: float
     """Proved lower bound of the step time under the same costs."""
     gap: float
-    """``step_time_ms / bound_ms - 1``."""
+    """``(step_time_ms - bound_ms) / step_time_ms``."""
     solve_seconds: float
     """Wall time of the planner; the one value that differs between identical runs."""
     message: str
