@@ -154,7 +154,9 @@ def _plan(pipeline: Pipeline, inputs: list[Any]) -> Plan:
         )
     micro_batch = _micro_batch(pipeline, inputs)
     with _planning():
-        return mindspore_bmpipe.plan(pipeline.network, *micro_batch, stages=stages, micro_batches=pipeline.micro_batches)
+        return mindspore_bmpipe.plan(
+            pipeline.network, *micro_batch, stages=stages, micro_batches=pipeline.micro_batches
+        )
 
 
 def _settings(pipeline: Pipeline) -> tuple[int, bool, str]:

@@ -77,8 +77,8 @@ class Problem:
     stage_constant_bytes: int = 0
     """Bytes every stage uses whatever is placed on it, at least 0."""
     shared_saved_bytes: int = 0
-    """Bytes every stage keeps once per micro-batch in flight whatever is placed on it, at least 0: what many units read,
-    such as a mask."""
+    """Bytes every stage keeps once per micro-batch in flight whatever is placed on it, at least 0: what many units
+    read, such as a mask."""
     transfer_ms: float = 0.0
     """Time of one transfer between virtual stages on different stages, at least 0."""
     forbidden_cuts: frozenset[int] = frozenset()

@@ -93,7 +93,8 @@ class StageOptions:
         best = np.full((len(units), self.problem.stages), np.iinfo(np.int64).max, dtype=np.int64)
         for table in self._caps:
             possible = ~(units[:, table.without_option] > 0).any(axis=1)
-            peak = self._constants + static[:, None] + table.reserved + (units @ table.least_saved)[:, None] * self.in_flight[None, :]
+            saved = (units @ table.least_saved)[:, None] * self.in_flight[None, :]
+            peak = self._constants + static[:, None] + table.reserved + saved
             best = np.where(possible[:, None], np.minimum(best, peak), best)
         return best
 
