@@ -1,4 +1,4 @@
-"""The context key `pipeline_planner`, and the pass that plans a network just before its first training compile."""
+"""The pass behind the context key `pipeline_planner`: plans a network just before its first training compile."""
 
 from __future__ import annotations
 
@@ -20,15 +20,11 @@ from rich.console import Console
 import mindspore_bmpipe
 from mindspore_bmpipe import context_hooks as hooks
 from mindspore_bmpipe.apply.cells import applied_plan, apply
+from mindspore_bmpipe.context_key import CONTEXT_KEY, PLANNER, get_planner
 from mindspore_bmpipe.context_search import Pipeline, Search, search
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.report import tables
-
-CONTEXT_KEY = "pipeline_planner"
-"""Key of `mindspore.set_auto_parallel_context`."""
-PLANNER = "bmpipe"
-"""The value that switches the planner on."""
 
 _FORWARD_PHASES = ("predict", "eval", "export", "prefill", "increment")
 """Starts of the phases in which MindSpore compiles a network without its gradients."""
@@ -53,59 +49,19 @@ class _Pass(threading.local):
     running = False
 
 
-_planner: str | None = None
 _pass = _Pass()
 _lock = threading.RLock()
 _seen: weakref.WeakKeyDictionary[Any, dict[str, _Seen]] = weakref.WeakKeyDictionary()
 
 
-def register() -> None:
-    """Make `pipeline_planner` a key of `mindspore.set_auto_parallel_context` and of its `get_` and `reset_` twins.
-
-    Until the key is set MindSpore compiles through its own unchanged functions. Calling this again changes nothing.
-    """
-    before = hooks.context_value(CONTEXT_KEY)
-    hooks.add_context_key(CONTEXT_KEY, set_planner, get_planner)
-    hooks.call_after_reset(lambda: set_planner(None))
-    set_planner(before)
+def forget_networks() -> None:
+    """Forget which networks were planned; the key was unset."""
+    _seen.clear()
 
 
-def unregister() -> None:
-    """Take the key away again and leave MindSpore as it was."""
-    set_planner(None)
-    hooks.forget_reset_action()
-    hooks.remove_context_key(CONTEXT_KEY)
-
-
-def set_planner(value: str | None) -> None:
-    """Set the context key: `"bmpipe"` plans networks before their first training compile, `None` or `""` does not.
-
-    Raises:
-        ValueError: any other value.
-    """
-    global _planner  # noqa: PLW0603 -- MindSpore's context is one per process too
-    if value not in (PLANNER, None, ""):
-        raise ValueError(
-            f"The context configuration parameter '{CONTEXT_KEY}' only support '{PLANNER}', None and '', "
-            f"but got the value : {value!r}."
-        )
-    with _lock:
-        _planner = value or None
-        if _planner is None:
-            hooks.forget_compile_action()
-            _seen.clear()
-        else:
-            hooks.call_before_compile(_before_compile)
-
-
-def get_planner() -> str | None:
-    """Value of the context key: `"bmpipe"`, or `None` when unset."""
-    return _planner
-
-
-def _before_compile(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def before_compile(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Plan the network in the pipeline of `root`, if this is a training compile and it has no plan yet."""
-    if _planner is None or _pass.running or _is_forward_phase(root):
+    if get_planner() is None or _pass.running or _is_forward_phase(root):
         return
     seen = _look_up(root)
     pipeline = seen.search.pipeline

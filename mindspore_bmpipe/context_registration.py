@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _TARGET = "mindspore"
-_CONTEXT = "mindspore_bmpipe.context"
+_CONTEXT = "mindspore_bmpipe.context_key"
 _MARK = "_bmpipe_registers_context"
 
 _lock = threading.Lock()

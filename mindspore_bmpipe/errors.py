@@ -42,3 +42,9 @@ class NoPlanFoundError(BmpipeError):
     """The time limit ended before any plan was found; a plan may still exist."""
 
     exit_code = 3
+
+
+class TimeLimitError(BmpipeError):
+    """Work that had not ended when its time limit did."""
+
+    exit_code = 3

@@ -93,6 +93,20 @@ def record_factory(source: str, settings: Mapping[str, Any]) -> Trace:
     Raises:
         InputError: the module or function does not exist, fails, or returns something else.
     """
+    network, inputs = build_factory(source, settings)
+    # MindSpore is imported only where a network is built: layer tables are planned without it.
+    trace = importlib.import_module("mindspore_bmpipe.graph.trace")
+    with _importing_from_here():
+        recorded: Trace = trace.record(network, *inputs)
+        return recorded
+
+
+def build_factory(source: str, settings: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Network and inputs of ``pkg.module:factory``, without allocated weights.
+
+    Raises:
+        InputError: the module or function does not exist, fails, or returns something else.
+    """
     module_name, _, function_name = source.partition(":")
     with _importing_from_here():
         try:
@@ -103,8 +117,6 @@ def record_factory(source: str, settings: Mapping[str, Any]) -> Trace:
             ) from error
         except AttributeError as error:
             raise InputError(f"{source}: module {module_name} has no function {function_name}") from error
-        # MindSpore is imported only where a network is built: layer tables are planned without it.
-        trace = importlib.import_module("mindspore_bmpipe.graph.trace")
         no_weights = importlib.import_module("mindspore.nn.utils").no_init_parameters
         try:
             with no_weights():
@@ -118,9 +130,7 @@ def record_factory(source: str, settings: Mapping[str, Any]) -> Trace:
             ) from error
         if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[1], (tuple, list))):
             raise InputError(f"{source}: must return (network, inputs) with inputs a tuple, got {type(built).__name__}")
-        network, inputs = built
-        recorded: Trace = trace.record(network, *inputs)
-        return recorded
+        return built[0], tuple(built[1])
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

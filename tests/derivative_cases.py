@@ -407,6 +407,14 @@ def max_dim(x: Tensor) -> Tensor:
     return mint.max(x, -1)[0]
 
 
+def min_with_place(x: Tensor) -> Tensor:
+    return ops.min(x, -1)[0]
+
+
+def min_dim(x: Tensor) -> Tensor:
+    return mint.min(x, -1)[0]
+
+
 def variance(x: Tensor) -> Tensor:
     return ops.var(x, -1)
 
@@ -527,13 +535,34 @@ def split_all(x: Tensor) -> Tensor:
     first, second = ops.split(x, x.shape[-1] // 2, -1)
     return first * second
 
+
 def chunk(x: Tensor) -> Tensor:
     first, second = mint.chunk(x, 2, -1)
     return first * second
 
+
 def split_view(x: Tensor) -> Tensor:
     first, second = mint.split(x, x.shape[-1] // 2, -1)
     return first * second
+
+
+def split_sizes(x: Tensor) -> Tensor:
+    first, second = ops.split(x, (1, x.shape[1] - 1), 1)
+    return first * second
+
+
+def split_sizes_view(x: Tensor) -> Tensor:
+    first, second = mint.split(x, (1, x.shape[1] - 1), 1)
+    return first * second
+
+
+def flatten_extended(x: Tensor) -> Tensor:
+    return mint.flatten(x, 1)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    return x.contiguous()
+
 
 def unstack(x: Tensor) -> Tensor:
     return ops.unstack(x, 0)[0]
@@ -745,6 +774,7 @@ CASES: dict[str, list[tuple[Any, Shapes]]] = {
     "reduction": [
         (softmax, one), (log_softmax, one), (log_softmax_extended, one), (total, one), (total_old, one),
         (total_of_all, one), (mean, one), (mean_kept, one), (mean_extended, one), (reduce_max, one), (reduce_min, one),
+        (min_with_place, one), (min_dim, one),
         (max_with_place, one), (max_dim, one), (variance, one), (vector_norm, one), (top_few, one), (cumsum, one),
         (cumsum_extended, one), (cumprod, one), (log_sum_exp, one),
     ],
@@ -756,6 +786,7 @@ CASES: dict[str, list[tuple[Any, Shapes]]] = {
         (reshape, one), (transpose, one), (permute, one), (swap, one), (expand, one), (expand_view, one),
         (squeeze, one), (flatten, one), (broadcast, one), (broadcast_view, one), (tile, one), (repeat, one),
         (repeat_extended, one), (concatenate, two), (stack, two), (stack_extended, two), (split_one, one),
+        (split_sizes, one), (split_sizes_view, one), (flatten_extended, one), (contiguous, one),
         (split_all, one), (chunk, one), (split_view, one), (unstack, one), (part, one), (row, one), (every_second, one),
         (plain_slice, one), (narrow, one), (pad, one), (pad_last, one), (roll, one), (flip, one), (tril, one),
         (triu, one), (ones_and_zeros, one),

@@ -24,7 +24,7 @@ from mindspore.parallel.auto_parallel import AutoParallel
 from mindspore.train.dataset_helper import _generate_dataset_sink_mode_net
 
 import mindspore_bmpipe
-from mindspore_bmpipe import context
+from mindspore_bmpipe import context, context_key
 from mindspore_bmpipe.errors import InfeasibleError, InputError
 
 MICRO_BATCHES = 4
@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> An
     """Registered key, a planning function that answers at once, and a stop where MindSpore's compile starts."""
     mindspore.reset_auto_parallel_context()
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    context.register()
+    context_key.register()
     found = Calls()
 
     def plan(network: Any, *inputs: Any, **options: Any) -> Any:
@@ -66,7 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> An
     monkeypatch.setattr(_JitExecutor, "_generate_compile_args", stop)
     yield found
     # The package registers when it is imported; later tests in this process find it so.
-    context.register()
+    context_key.register()
     mindspore.reset_auto_parallel_context()
 
 
@@ -146,10 +146,10 @@ def test_other_values_are_refused_and_change_nothing(calls: Calls, value: Any) -
 def test_registering_again_keeps_the_value(calls: Calls) -> None:
     set_auto_parallel_context(pipeline_planner="bmpipe")
     compile_function = nn.Cell.compile
-    context.register()
+    context_key.register()
     assert get_auto_parallel_context("pipeline_planner") == "bmpipe"
     assert nn.Cell.compile.__qualname__ == compile_function.__qualname__
-    context.set_planner(None)
+    context_key.set_planner(None)
     assert nn.Cell.compile.__module__ == "mindspore.nn.cell"
 
 
@@ -182,7 +182,7 @@ def test_unset_means_mindspores_own_functions(calls: Calls) -> None:
 
 def test_unregistering_leaves_mindspore_as_it_was(calls: Calls) -> None:
     turn_on()
-    context.unregister()
+    context_key.unregister()
     assert mindspore.context._reset_auto_parallel_context.__module__ == "mindspore.parallel._auto_parallel_context"
     assert nn.Cell.compile.__module__ == "mindspore.nn.cell"
     with pytest.raises(ValueError, match="pipeline_planner is not recognized"):
@@ -657,7 +657,7 @@ def test_the_plan_must_be_for_the_schedule_that_is_compiled(
 def test_with_the_real_planner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing stands in for the planner: the plan is the one `plan` gives for the same request, and it is written."""
     mindspore.reset_auto_parallel_context()
-    context.register()
+    context_key.register()
     own_compile = _CellGraphExecutor.compile
 
     def stop_unless_tracing(self: Any, cell: Any, *args: Any, phase: str = "predict", **options: Any) -> Any:
@@ -686,7 +686,7 @@ import mindspore, sys
 import numpy as np
 from apply_networks import RECOMPUTE, Network, batch, make_plan, written
 import mindspore_bmpipe
-from mindspore_bmpipe import context
+from mindspore_bmpipe import context, context_key
 from mindspore_bmpipe.graph.preserve import preserved_state
 
 def plan(network, *inputs, **_):

@@ -50,9 +50,9 @@ COUNTING = """
     def count():
         import mindspore
         registered.append(mindspore.VALUE)
-    stub = types.ModuleType("mindspore_bmpipe.context")
+    stub = types.ModuleType("mindspore_bmpipe.context_key")
     stub.register = count
-    sys.modules["mindspore_bmpipe.context"] = stub
+    sys.modules["mindspore_bmpipe.context_key"] = stub
     def waiting():
         return [finder for finder in sys.meta_path if getattr(finder, "_bmpipe_registers_context", False)]
 """
@@ -64,7 +64,7 @@ def test_planner_first_then_mindspore() -> None:
         import sys
         from mindspore_bmpipe import context_registration
         context_registration.install()
-        assert "mindspore" not in sys.modules and "mindspore_bmpipe.context" not in sys.modules
+        assert "mindspore" not in sys.modules and "mindspore_bmpipe.context_key" not in sys.modules
         hook = sys.meta_path[0]
         import mindspore
         mindspore.set_auto_parallel_context(pipeline_planner="bmpipe")

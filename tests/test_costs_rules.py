@@ -11,10 +11,11 @@ import sympy
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.costs.rules import VIEWS, known_primitives, require_known, work_of
 from mindspore_bmpipe.costs.rules.base import Engine, OperationView
-from mindspore_bmpipe.errors import UnknownPrimitiveError
+from mindspore_bmpipe.errors import InputError, UnknownPrimitiveError
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.symbols import symbol
-from tests.graph_networks import FACTORIES, traced
+from mindspore_bmpipe.graph.trace import trace
+from tests.graph_networks import FACTORIES, build, traced
 
 
 def view(primitive: str, inputs: list[Any], outputs: list[Any], *constants: Any, **attributes: Any) -> OperationView:
@@ -55,12 +56,28 @@ def test_work_by_hand(operation: OperationView, engine: Engine, flops: int, move
 
 
 def test_fused_attention_counts_two_products_and_half_of_them_under_a_causal_mask() -> None:
-    # BNSD: 2 samples, 4 heads, 16 queries, 16 keys of size 8: two products of 2 * 16 * 16 * 8 flops a head.
-    shape = ((2, 4, 16, 8), HALF)
-    full = view("FlashAttentionScore", [shape] * 3, [shape], input_layout="BNSD", sparse_mode=0)
-    causal = view("FlashAttentionScore", [shape] * 3, [shape], input_layout="BNSD", sparse_mode=2)
-    assert work_of(full).flops == 2 * 4 * 2 * (2 * 16 * 16 * 8)
-    assert work_of(causal).flops * 2 == work_of(full).flops
+    # 2 samples, 4 heads, 16 queries, 16 keys of size 8: two products of 2 * 16 * 16 * 8 flops a head. Graphs hold the
+    # layout (1 is BNSD) and the mask mode as the last arguments of the kernel.
+    heads, flat = ((2, 4, 16, 8), HALF), ((2, 16, 32), HALF)
+    expected = 2 * 4 * 2 * (2 * 16 * 16 * 8)
+    assert work_of(view("FlashAttentionScore", [heads] * 3, [heads], 1, 0)).flops == expected
+    assert work_of(view("FlashAttentionScore", [flat] * 3, [flat], 0, 0)).flops == expected
+    assert work_of(view("FlashAttentionScore", [heads] * 3, [heads], 1, 2)).flops == expected / 2
+    assert work_of(view("FlashAttentionScoreGrad", [heads] * 4, [heads] * 3, 1, 2)).flops == expected / 2 * 2.5
+    with pytest.raises(InputError, match="unknown lengths"):
+        work_of(view("FlashAttentionScore", [flat] * 3, [flat], 4, 0))
+
+
+def test_fused_attention_is_read_off_real_graphs() -> None:
+    """Sizes of the LLaMA example: causal, so half of 4 s^2 h for every sample, and 2.5 times that for backward."""
+    network, inputs = build("llama", flash=True, dtype="float16")
+    costs = network_costs(trace(network, *inputs))
+    names = [unit.name for unit in costs.split.units]
+    model = costs.models[names.index("blocks.0")]
+    flops = model.flops @ model.basis.values({"b": 3, "s": 32})
+    found = {op.primitive: value for op, value in zip(model.operations, flops, strict=True) if "Flash" in op.primitive}
+    forward = 3 * 4 * 32**2 * 64 / 2
+    assert found == {"FlashAttentionScore": forward, "FlashAttentionScoreGrad": 2.5 * forward}
 
 
 def test_rules_take_symbols() -> None:

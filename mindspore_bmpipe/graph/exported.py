@@ -140,6 +140,4 @@ def _cell_tree(names: CellNames, parameters: Mapping[str, TensorType]) -> tuple[
         while path:
             weights[path].append(parameter)
             path = path.rpartition(".")[0]
-    return tuple(
-        CellInfo(path, kind, tuple(weights[path]), kind in CONTAINERS) for path, kind in names.classes.items()
-    )
+    return tuple(CellInfo(path, kind, tuple(weights[path]), kind in CONTAINERS) for path, kind in names.classes.items())

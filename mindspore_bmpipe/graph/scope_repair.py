@@ -103,9 +103,7 @@ class _Flow:
         if not within(cell, self.enclosing(index)):
             return False
         for path in _upwards(cell):
-            if path in self.inside and (
-                self.before[index] & self.beyond[path] or self.after[index] & self.ahead[path]
-            ):
+            if path in self.inside and (self.before[index] & self.beyond[path] or self.after[index] & self.ahead[path]):
                 return False
         return True
 

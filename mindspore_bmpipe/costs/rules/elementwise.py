@@ -34,6 +34,7 @@ SIMPLE = (
     "Maximum", "Minimum", "Neg", "Abs", "Sign", "Square", "Less", "LessEqual", "Greater", "GreaterEqual", "Equal",
     "NotEqual", "LogicalAnd", "LogicalOr", "LogicalNot", "LogicalXor", "Select", "Where", "MaskedFill", "Masked_fill",
     "BiasAdd", "ReLU", "ReluGrad", "ReLUGrad", "DropoutGrad", "DropoutDoMask", "AssignAdd", "AssignSub", "Assign",
+    "AddScalar", "SubScalar", "ReLU6", "ReLU6Grad", "Lerp", "Trunc", "InplaceMaskedFillTensor", "DropoutGradExt",
     "MaximumGrad", "MinimumGrad", "Clamp", "ClampTensor", "ClampScalar", "ClipByValue", "Reciprocal", "ReciprocalGrad",
     "Inv", "Floor", "Ceil", "Round", "IsNan", "IsInf", "IsFinite", "BitwiseAnd", "BitwiseOr", "Invert",
 )  # fmt: skip
@@ -41,6 +42,7 @@ HEAVY = (
     "Exp", "Log", "Sqrt", "Rsqrt", "SqrtGrad", "RsqrtGrad", "Pow", "PowTensorScalar", "PowScalarTensor", "Sin", "Cos",
     "Tanh", "TanhGrad", "Sigmoid", "SigmoidGrad", "SiLU", "SiLUGrad", "GeLU", "GeLUGrad", "GeluExt", "GeluGradExt",
     "FastGeLU", "FastGeLUGrad", "Swiglu", "SwigluGrad", "Erf", "Softplus", "SoftplusGrad", "Elu", "EluGrad",
+    "Atan", "AtanGrad", "Xdivy", "LogSigmoid", "LogSigmoidGrad", "SoftplusExt", "SoftplusGradExt", "HSwishGrad",
     "Log1p", "Expm1", "HSigmoid", "HSwish", "Mish",
 )  # fmt: skip
 

@@ -14,10 +14,13 @@ from mindspore_bmpipe.costs.rules.base import (
     flag,
     moved,
 )
+from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.mindir import TensorType
 
 FLASH_BACKWARD_FACTOR = 2.5
 """Backward of fused attention does five matrix products where forward does two (arXiv 2205.14135, appendix B)."""
+ATTENTION_LAYOUTS = ("BSH", "BNSD", "SBH", "BSND")
+"""Layouts of the fused kernel by the number that graphs hold."""
 CAUSAL_MODES = frozenset({2, 3})
 """`sparse_mode` values of the fused kernel whose mask leaves one half of the scores to compute."""
 
@@ -70,16 +73,25 @@ def flash_attention_gradient(view: OperationView) -> Work:
 
 def _attention_flops(view: OperationView) -> Any:
     query, key = view.inputs[0], view.inputs[1]
-    keys = key.shape[_sequence_axis(view, len(key.shape))]
+    keys = key.shape[_sequence_axis(view)]
     products = 2 * FLOPS_PER_MULTIPLY_ADD * elements(query) * keys
-    return products / 2 if view.attributes.get("sparse_mode") in CAUSAL_MODES else products
+    return products / 2 if _setting(view, "sparse_mode", -1) in CAUSAL_MODES else products
 
 
-def _sequence_axis(view: OperationView, rank: int) -> int:
-    layout = view.attributes.get("input_layout")
-    if isinstance(layout, str) and "S" in layout:
-        return layout.index("S")
-    return 2 if rank == 4 else 1
+def _sequence_axis(view: OperationView) -> int:
+    layout = _setting(view, "input_layout", -2)
+    name = ATTENTION_LAYOUTS[layout] if isinstance(layout, int) and layout < len(ATTENTION_LAYOUTS) else str(layout)
+    if "S" not in name:
+        raise InputError(
+            f"{view.primitive}: layout {name} packs sequences of unknown lengths, so its work is unknown; give layers "
+            "with known costs as a layer table, or use BNSD or BSH"
+        )
+    return name.index("S")
+
+
+def _setting(view: OperationView, name: str, position: int) -> Any:
+    """A setting of the fused kernel: an attribute, or in joint graphs one of its last arguments."""
+    return view.attributes[name] if name in view.attributes else view.arguments[position]
 
 
 RULES: dict[str, Rule] = {

@@ -15,7 +15,8 @@ from mindspore_bmpipe.costs.rules.base import (
 
 VIEWS = frozenset(
     {
-        "Reshape", "ExpandDims", "Squeeze", "Flatten", "FlattenExt", "View", "StopGradient", "stop_gradient",
+        "Reshape", "ExpandDims", "Squeeze", "Flatten", "FlattenExt", "View", "ExpandDimsView", "StopGradient",
+        "stop_gradient",
         # Copies of weights that MindSpore puts between cells compiled alone; a whole-network compile has none.
         "TensorMove",
     }
@@ -62,13 +63,16 @@ def scatter_same_shape(view: OperationView) -> Work:
 
 
 COPIES = (
+    "TransposeView", "TransposeExtView", "BroadcastToView", "ChunkView", "SplitTensorView", "SplitWithSizeView",
+    "StackExt", "UnstackExtView", "RepeatInterleaveInt", "TensorScatterAdd", "InplaceScatterSrc", "Generator",
     "Transpose", "TransposeExt", "Concat", "Stack", "Cast", "Tile", "BroadcastTo", "Pad", "PadV3", "Roll", "ReverseV2",
     "StridedSliceGrad", "SliceGrad", "Split", "SplitWithSize", "SplitTensor", "Unstack", "Repeat", "RepeatInterleave",
     "Contiguous", "Identity", "ScalarToTensor", "TupleToTensor", "Tril", "Triu", "TopK", "TopkExt", "Sort", "SortExt",
     "BroadcastToGrad", "ResizeBilinearV2", "Im2Col", "ScatterNd", "TensorScatterUpdate", "ScatterNdUpdate",
 )  # fmt: skip
 SELECTIONS = (
-    "Slice", "SliceExt", "StridedSlice", "Gather", "GatherD", "GatherNd", "Narrow", "IndexSelect", "Embedding", "Index",
+    "Slice", "SliceExt", "StridedSlice", "Gather", "GatherD", "GatherNd", "GatherNdExt", "Narrow", "NarrowView",
+    "IndexSelect", "Embedding", "Index",
 )  # fmt: skip
 FILLINGS = (
     "ZerosLike", "OnesLike", "Zeros", "Ones", "Fill", "FillV2", "FillScalar", "FullLike", "Range", "Arange", "OneHot",
@@ -83,5 +87,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(FILLINGS, filling),
     "UnsortedSegmentSum": scatter_sum,
     "EmbeddingDenseBackward": scatter_sum,
+    "InplaceIndexAddExt": scatter_sum,
     "GatherDGradV2": scatter_same_shape,
 }

@@ -25,7 +25,8 @@ def _per_input(flops: int) -> Rule:
 REDUCTIONS = (
     "ReduceSum", "SumExt", "ReduceMean", "MeanExt", "ReduceMax", "ReduceMin", "Max", "Min", "ReduceAll", "ReduceAny",
     "ReduceProd", "BiasAddGrad", "ArgMaxWithValue", "ArgMinWithValue", "Argmax", "ArgMaxExt", "CumSum", "CumsumExt",
-    "ReduceStd", "L2Loss", "SquareSumAll",
+    "CumProd", "MaxDim", "MinDim", "LinalgVectorNorm", "AvgPool", "AvgPoolGrad", "AvgPool3D", "AvgPool3DGrad",
+    "MaxPool", "MaxPoolGrad", "MaxPoolWithArgmaxV2", "MaxPoolGradWithArgmaxV2", "ReduceStd", "L2Loss", "SquareSumAll",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
@@ -46,6 +47,14 @@ RULES: dict[str, Rule] = {
     "BatchNormGrad": _per_input(NORM_BACKWARD_FLOPS),
     "GroupNorm": _per_input(NORM_FORWARD_FLOPS),
     "GroupNormGrad": _per_input(NORM_BACKWARD_FLOPS),
+    "L2Normalize": _per_input(NORM_FORWARD_FLOPS),
+    "L2NormalizeGrad": _per_input(NORM_BACKWARD_FLOPS),
+    "KLDivLoss": _per_input(SOFTMAX_FLOPS),
+    "KLDivLossGrad": _per_input(SOFTMAX_GRADIENT_FLOPS),
+    "SmoothL1Loss": _per_input(SOFTMAX_GRADIENT_FLOPS),
+    "SmoothL1LossGrad": _per_input(SOFTMAX_GRADIENT_FLOPS),
+    "BCEWithLogitsLoss": _per_input(SOFTMAX_FLOPS),
+    "BinaryCrossEntropyWithLogitsBackward": _per_input(SOFTMAX_GRADIENT_FLOPS),
     "NLLLoss": _per_input(1),
     "NLLLossGrad": _per_input(1),
     "SoftmaxCrossEntropyWithLogits": _per_input(SOFTMAX_FLOPS + 2),
