@@ -11,7 +11,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from mindspore_bmpipe.graph.compile_private import compiled_once, joint_graph_bytes, mindspore_version, training_flags
-from mindspore_bmpipe.graph.mindir import decode_module
+from mindspore_bmpipe.graph.mindir import decode_module, with_metadata
 
 WHERE = f"MindSpore {mindspore_version()}: adapt mindspore_bmpipe/graph/compile_private.py"
 
@@ -62,6 +62,8 @@ def test_cells_marked_with_a_key_become_functions() -> None:
 
 
 def test_the_protobuf_has_a_place_for_our_text() -> None:
-    proto = importlib.import_module("mindspore.train.mind_ir_pb2").ModelProto()
-    proto.user_info["mindspore_bmpipe"] = "text"
-    assert proto.user_info["mindspore_bmpipe"] == "text", WHERE
+    network = nn.Dense(4, 4)
+    with training_flags(network):
+        data = joint_graph_bytes(network, (Tensor(np.zeros((2, 4)), mindspore.float32),))
+    assert decode_module(data, "test").metadata is None
+    assert decode_module(with_metadata(data, "text"), "test").metadata == "text", WHERE

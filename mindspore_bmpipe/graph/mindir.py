@@ -151,16 +151,31 @@ def decode_module(data: bytes, where: str) -> Module:
     decoder = _Decoder(message)
     functions = {proto.name: decoder.function(proto) for proto in message.functions}
     parameters = {_local(proto.name, message.graph.name): _tensor_type(proto) for proto in message.graph.parameter}
-    metadata = message.user_info.get(_METADATA_KEY) if _METADATA_KEY in message.user_info else None
-    return Module(decoder.function(message.graph), functions, parameters, metadata)
+    return Module(decoder.function(message.graph), functions, parameters, _metadata(message))
 
 
 def with_metadata(data: bytes, metadata: str) -> bytes:
     """Return the MindIR bytes with bmpipe's own text stored in them; MindSpore ignores it."""
     message = _protobuf().ModelProto()
     message.ParseFromString(data)
-    message.user_info[_METADATA_KEY] = metadata
+    entries = message.user_info
+    if hasattr(entries, "add"):
+        entries.add(key=_METADATA_KEY, value=metadata)
+    else:
+        entries[_METADATA_KEY] = metadata
     return bytes(message.SerializeToString(deterministic=True))
+
+
+def _metadata(message: Any) -> str | None:
+    """What :func:`with_metadata` stored.
+
+    The field is a map. MindSpore 2.9's generated code makes a list of entries of it under protobuf's Python
+    implementation; the bytes are the same.
+    """
+    entries = message.user_info
+    if hasattr(entries, "add"):
+        return next((str(entry.value) for entry in entries if entry.key == _METADATA_KEY), None)
+    return str(entries[_METADATA_KEY]) if _METADATA_KEY in entries else None
 
 
 def _protobuf() -> Any:
