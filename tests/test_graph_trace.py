@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -12,6 +15,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
+from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import joint_graph_bytes, training_flags
 from mindspore_bmpipe.graph.inline import inline_module
 from mindspore_bmpipe.graph.mindir import TensorType, decode_module
@@ -190,3 +194,57 @@ def test_calls_of_shared_functions_find_their_cell_by_the_weights_passed() -> No
     assert {(cell, weight) for cell, weight in read if weight != f"{cell}.weight"} == set()
     assert len(read) == 8
     assert all(isinstance(tensor.type, TensorType) for tensor in graph.tensors)
+
+
+class _Scaled(nn.Cell):
+    """A dense layer in a cell that may differ from its neighbours by a number or a seed."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.dense = nn.Dense(4, 4)
+        self.dropout = nn.Dropout(p=0.5)
+
+    def construct(self, states: Tensor) -> Tensor:
+        return self.dropout(self.dense(states)) * self.factor
+
+
+class _Row(nn.Cell):
+    """Scaled layers in a list."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.layers = nn.CellList([_Scaled(factor) for factor in factors])
+
+    def construct(self, states: Tensor) -> Tensor:
+        for layer in self.layers:
+            states = layer(states)
+        return states.sum()
+
+
+def test_equal_cells_inside_different_ones_keep_their_own_weights() -> None:
+    """The outer cells differ, the dense layers in them do not: MindSpore must not be told to share these."""
+    network = _Row(1.0, 2.0, 1.0, 3.0)
+    keys = structural_keys(network)
+    assert keys["layers.0.dense"] == keys["layers.2.dense"]
+    assert len({keys[f"layers.{index}.dense"] for index in range(4)}) == 3
+    graph = trace(network, Tensor(np.zeros((2, 4)), ms.float32))
+    read = [
+        (op.cell, weight)
+        for op in graph.operations
+        if op.phase is Phase.FORWARD and op.primitive == "MatMul"
+        for t in read_tensors(op)
+        if (weight := weight_behind(graph, t))
+    ]
+    assert read == [(f"layers.{index}.dense", f"layers.{index}.dense.weight") for index in range(4)]
+
+
+def test_seeds_do_not_make_layers_differ() -> None:
+    code = (
+        "import mindspore; mindspore.set_seed(3)\n"
+        "from tests.test_graph_trace import _Row, structural_keys\n"
+        "keys = structural_keys(_Row(1.0, 1.0))\n"
+        "assert keys['layers.0'] == keys['layers.1'] and keys['layers.0.dropout'] == keys['layers.1.dropout']"
+    )
+    # In a process of its own: a seed cannot be unset.
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)

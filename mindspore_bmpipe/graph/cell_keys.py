@@ -21,15 +21,24 @@ _LARGEST_HASHED_TENSOR = 1 << 24
 def structural_keys(network: nn.Cell) -> dict[str, str]:
     """Return a key for every cell below ``network`` by its path.
 
-    Only cells at the same place of repeated cells share a key (``blocks.0.attention`` and ``blocks.7.attention``):
-    MindSpore 2.10 crashes when one compiled cell is called with tensors of different rank, as equal dense layers of
-    different parents are.
+    Only cells at the same place of equal parents share a key (``blocks.0.attention`` and ``blocks.7.attention``).
+    MindSpore 2.10 crashes when one compiled cell is called with tensors of different rank, as equal dense layers at
+    different places are, and 2.9 and 2.10 pass the first parent's weights to a shared cell inside a parent that is not
+    shared itself.
     """
     base = frozenset(vars(nn.Cell()))
     known: dict[int, str] = {}
-    return {
-        path: f"{_place(path)}_{_cell_key(cell, base, known, ())}" for path, cell in network.cells_and_names() if path
-    }
+    keys: dict[str, str] = {}
+    inherited: dict[str, str] = {"": ""}
+    for path, cell in network.cells_and_names():
+        if not path:
+            continue
+        above = inherited[path.rpartition(".")[0]]
+        # A list is never called and its own key holds all its elements, so elements look past it.
+        own = _cell_key(cell, base, known, ())
+        keys[path] = hashlib.sha256(f"{_place(path)} {own} {above}".encode()).hexdigest()[:32]
+        inherited[path] = above if isinstance(cell, (nn.CellList, nn.CellDict)) else keys[path]
+    return keys
 
 
 def _place(path: str) -> str:
@@ -67,7 +76,7 @@ def _cell_key(cell: nn.Cell, base: frozenset[str], known: dict[int, str], outer:
             return ("code", getattr(value, "__module__", ""), getattr(value, "__qualname__", ""), id(value))
         return ("object", id(value))
 
-    own = {name: value for name, value in vars(cell).items() if name not in base}
+    own = {name: value for name, value in vars(cell).items() if name not in base and not _is_seed(name)}
     parts = (
         type(cell).__module__,
         type(cell).__qualname__,
@@ -83,6 +92,11 @@ def _cell_key(cell: nn.Cell, base: frozenset[str], known: dict[int, str], outer:
     return key
 
 
+def _is_seed(name: str) -> bool:
+    """Whether an attribute only seeds random numbers: equal layers get different seeds, and no cost depends on them."""
+    return name.lower().strip("_").rstrip("0123456789") == "seed"
+
+
 def _tensor_key(value: Any) -> Any:
     size = int(np.prod(value.shape)) * value.itemsize
     if value.has_init or size > _LARGEST_HASHED_TENSOR:
@@ -92,9 +106,13 @@ def _tensor_key(value: Any) -> Any:
 
 
 def _primitive_key(value: Any, describe: Any) -> Any:
-    attributes = tuple(sorted((name, describe(item)) for name, item in value.attrs.items()))
+    attributes = tuple(sorted((name, describe(item)) for name, item in value.attrs.items() if not _is_seed(name)))
     # Arguments of primitives that are not attributes live on the Python object.
     own = tuple(
-        sorted((name, describe(item)) for name, item in vars(value).items() if isinstance(item, (*_PLAIN, tuple)))
+        sorted(
+            (name, describe(item))
+            for name, item in vars(value).items()
+            if isinstance(item, (*_PLAIN, tuple)) and not _is_seed(name)
+        )
     )
     return ("primitive", type(value).__name__, value.name, attributes, own)
