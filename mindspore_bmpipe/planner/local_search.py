@@ -68,7 +68,16 @@ class PathPool:
 
     def bounds(self, forward: npt.NDArray[np.float64], backward: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Largest known path of each plan, shapes (plans, K) to (plans,)."""
-        return np.asarray((forward @ self._forward.T + backward @ self._backward.T + self._constant).max(axis=1))
+        return np.asarray(self.lengths(forward, backward).max(axis=1))
+
+    def lengths(self, forward: npt.NDArray[np.float64], backward: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Length of every known path of each plan, shapes (plans, K) to (plans, paths)."""
+        return np.asarray(forward @ self._forward.T + backward @ self._backward.T + self._constant)
+
+    @property
+    def backward_counts(self) -> npt.NDArray[np.float64]:
+        """Backwards of each virtual stage on each known path, shape (paths, K)."""
+        return self._backward
 
 
 class SplitSearch:

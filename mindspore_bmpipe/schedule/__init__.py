@@ -2,7 +2,7 @@
 
 from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, Action, format_order, parse_order
 from mindspore_bmpipe.schedule.graph import DependencyGraph, dependency_graph
-from mindspore_bmpipe.schedule.memory import Row, in_flight_rows, pareto_maximal
+from mindspore_bmpipe.schedule.memory import Row, extreme_rows, in_flight_rows, pareto_maximal
 from mindspore_bmpipe.schedule.registry import ScheduleKind, lookup, make_schedule, register, registered
 from mindspore_bmpipe.schedule.schedule import (
     Schedule,
@@ -27,6 +27,7 @@ __all__ = [
     "TimedAction",
     "critical_path",
     "dependency_graph",
+    "extreme_rows",
     "format_order",
     "format_schedule",
     "in_flight_rows",

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule.actions import Action
-from mindspore_bmpipe.schedule.kinds import gpipe, one_f_one_b
+from mindspore_bmpipe.schedule.kinds import gpipe, interleaved, interleaved_less_memory, one_f_one_b
 from mindspore_bmpipe.schedule.schedule import Schedule, looped_placement, validate_schedule
 
 OrderMaker = Callable[[int, int, int], tuple[tuple[Action, ...], ...]]
@@ -88,5 +88,10 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
     return schedule
 
 
-for _module in (gpipe, one_f_one_b):
-    register(ScheduleKind(_module.NAME, _module.orders, _module.MAX_CHUNKS))
+for _kind in (
+    ScheduleKind(gpipe.NAME, gpipe.orders, gpipe.MAX_CHUNKS),
+    ScheduleKind(interleaved.NAME, interleaved.orders, interleaved.MAX_CHUNKS),
+    ScheduleKind(interleaved_less_memory.NAME, interleaved_less_memory.orders, interleaved_less_memory.MAX_CHUNKS),
+    ScheduleKind(one_f_one_b.NAME, one_f_one_b.orders, one_f_one_b.MAX_CHUNKS),
+):
+    register(_kind)

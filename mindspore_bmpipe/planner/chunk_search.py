@@ -1,0 +1,281 @@
+"""Local search over splits into any number of chunks, on exact step time.
+
+A point is a split and a choice of options for every stage. Neighbours of a split move a block of consecutive cuts by a
+unit or two, which carries units from one virtual stage to another; stages whose units change take the choice of
+options that is cheapest at the current prices, which say how often the longest paths pass the backward of each virtual
+stage. Afterwards every stage's other choices are tried. All neighbours are bounded from below by the known paths in one
+product of matrices, and simulated in the order of their bounds until a bound exceeds the best time found.
+
+Where nothing fits yet, bytes over the limits come first. The work is counted in neighbours looked at, so the search
+ends at the same point on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mindspore_bmpipe.planner.base import Clock
+from mindspore_bmpipe.planner.chunk_options import ChunkOptions, StagePatterns
+from mindspore_bmpipe.planner.chunk_rules import ChunkRules, IntArray
+from mindspore_bmpipe.planner.local_search import PathPool
+from mindspore_bmpipe.problem import Decision, Problem
+from mindspore_bmpipe.schedule import step_times
+
+FloatArray = npt.NDArray[np.float64]
+
+_BLOCK = 96
+"""Neighbours simulated at once."""
+_SAME_TIME = 1e-9
+_PRICE_PATHS = 24
+"""Longest known paths whose backwards make the prices."""
+_TRIED_PATTERNS = 48
+"""Choices of a stage tried when a split is polished."""
+_NEAR = 0.985
+"""Paths longer than this share of the step time count in comparing plans of equal time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One plan."""
+
+    bounds: tuple[int, ...]
+    """First unit of each virtual stage, and the number of units."""
+    chosen: tuple[int, ...]
+    """Pattern of each stage."""
+    forward: FloatArray
+    """Forward of each virtual stage, shape (K,)."""
+    backward: FloatArray
+    """Backward of each virtual stage."""
+    excess_bytes: int
+    """Bytes over the limits, summed over the stages."""
+    time_ms: float
+    """Step time."""
+
+
+class ChunkSearch:
+    """Improves plans; remembers the best."""
+
+    def __init__(self, problem: Problem, pool: PathPool, rules: ChunkRules, options: ChunkOptions) -> None:
+        self.problem = problem
+        self.pool = pool
+        self.rules = rules
+        self.options = options
+        self.best: Point | None = None
+        """Best plan so far; it may exceed limits if none that fits was found."""
+        self.looked_at = 0
+        """Neighbours looked at so far."""
+        self._virtuals = [np.array(row) for row in pool.schedule.virtual_of_chunk]
+        self._price = np.ones(problem.virtual_stages)
+        self._cheapest: dict[tuple[int, tuple[int, ...]], tuple[int, int, FloatArray]] = {}
+
+    def patterns(self, stage: int, classes: tuple[int, ...]) -> StagePatterns:
+        """Choices of a stage whose chunks hold groups of these classes."""
+        return self.options.patterns(stage, tuple(self.rules.segments[index] for index in classes))
+
+    def _choice(self, stage: int, classes: tuple[int, ...]) -> tuple[int, int, FloatArray]:
+        """(excess, pattern, extra time by chunk) of the cheapest choice at the current prices."""
+        key = (stage, classes)
+        known = self._cheapest.get(key)
+        if known is None:
+            listed = self.patterns(stage, classes)
+            chosen = int(np.argmin(listed.extra_ms @ self._price[self._virtuals[stage]]))
+            known = self._cheapest[key] = (listed.excess_bytes, chosen, listed.extra_ms[chosen])
+        return known
+
+    def reprice(self, point: Point) -> None:
+        """Set the prices to the backwards of the longest known paths of a plan."""
+        lengths = self.pool.lengths(point.forward[None, :], point.backward[None, :])[0]
+        longest = np.argsort(-lengths, kind="stable")[:_PRICE_PATHS]
+        weights = np.maximum(lengths[longest] / lengths[longest[0]] - 0.97, 0.0)
+        price = weights @ self.pool.backward_counts[longest]
+        price = price / max(float(price.mean()), 1e-12) + 0.05
+        if not np.allclose(price, self._price):
+            self._price = price
+            self._cheapest.clear()
+
+    def _times(self, bounds: IntArray, base: Point | None) -> tuple[FloatArray, FloatArray, IntArray, list[dict[int, int]]]:
+        """Times and excess of splits; stages with the base's units keep its choice.
+
+        Returns:
+            forward and backward, shape (n, K); excess, shape (n,); pattern of the changed stages of each split.
+        """
+        rules, problem = self.rules, self.problem
+        classes = rules.classes[bounds[:, :-1], bounds[:, 1:]]
+        forward, backward = rules.forward_ms[classes], rules.backward_ms[classes]
+        changed: list[dict[int, int]] = [{} for _ in range(len(bounds))]
+        excess = np.zeros(len(bounds), dtype=np.int64)
+        if base is not None:
+            mine = np.array(base.bounds)
+            kept = rules.classes[mine[:-1], mine[1:]]
+            backward = backward + (base.backward - rules.backward_ms[kept])
+            differs = classes != kept
+        else:
+            differs = np.ones(classes.shape, dtype=bool)
+        for stage in range(problem.stages):
+            columns = self._virtuals[stage]
+            held = classes[:, columns]
+            if base is not None:
+                kept_excess = self.patterns(stage, tuple(kept[columns].tolist())).excess_bytes
+                excess += kept_excess
+            for row in np.flatnonzero(differs[:, columns].any(axis=1)).tolist():
+                over, chosen, extra = self._choice(stage, tuple(held[row].tolist()))
+                excess[row] += over - (kept_excess if base is not None else 0)
+                backward[row, columns] = rules.backward_ms[held[row]] + extra
+                changed[row][stage] = chosen
+        return forward, backward, excess, changed
+
+    def _rank(self, forward: FloatArray, backward: FloatArray, time_ms: float) -> float:
+        """How close the other long paths are to the step time: less leaves more room for the next move."""
+        lengths = self.pool.lengths(forward[None, :], backward[None, :])[0]
+        near = np.maximum(lengths / time_ms - _NEAR, 0.0)
+        return float((near**2).sum())
+
+    def best_of(
+        self, forward: FloatArray, backward: FloatArray, excess: IntArray, than: Point | None
+    ) -> tuple[int, float] | None:
+        """The best of some plans and its time, if it beats a plan: by excess, then time, then `_rank`."""
+        self.looked_at += len(forward)
+        least = int(excess.min())
+        if than is not None and least > than.excess_bytes:
+            return None
+        rows = np.flatnonzero(excess == least)
+        limit = than.time_ms if than is not None and than.excess_bytes == least else float("inf")
+        bounds = self.pool.bounds(forward[rows], backward[rows])
+        order = np.argsort(bounds, kind="stable")
+        rows, bounds = rows[order], bounds[order]
+        found: list[tuple[float, int]] = []
+        best = limit
+        for first in range(0, len(rows), _BLOCK):
+            block = rows[first : first + _BLOCK][bounds[first : first + _BLOCK] <= best * (1 + _SAME_TIME)]
+            if not block.size:
+                break
+            totals = step_times(self.pool.schedule, forward[block], backward[block], self.problem.transfer_ms)
+            best = min(best, float(totals.min()))
+            found.extend(zip(totals.tolist(), block.tolist(), strict=True))
+        found = [entry for entry in found if entry[0] <= best * (1 + _SAME_TIME)]
+        if not found:
+            return None
+        ranked = min((self._rank(forward[row], backward[row], best), row) for _, row in found[:_BLOCK])
+        time, row = best, ranked[1]
+        if than is not None and than.excess_bytes == least and time >= than.time_ms * (1 - _SAME_TIME):
+            if ranked[0] >= self._rank(than.forward, than.backward, best) * (1 - 1e-6):
+                return None
+        return row, time
+
+    def start(self, bounds: tuple[int, ...]) -> Point:
+        """The plan of a split with the cheapest options at the current prices."""
+        forward, backward, excess, changed = self._times(np.array([bounds]), None)
+        chosen = tuple(changed[0][stage] for stage in range(self.problem.stages))
+        time = float(step_times(self.pool.schedule, forward, backward, self.problem.transfer_ms)[0])
+        self.pool.separate(forward[0], backward[0])
+        return Point(bounds, chosen, forward[0], backward[0], int(excess[0]), time)
+
+    def neighbours(self, bounds: tuple[int, ...], steps: tuple[int, ...] = (-1, 1)) -> IntArray:
+        """Allowed splits in which one block of consecutive cuts has moved, shape (n, K + 1)."""
+        cuts = len(bounds) - 2
+        first, last = np.triu_indices(cuts)
+        position = np.arange(cuts)
+        block = (position >= first[:, None]) & (position <= last[:, None])
+        moved = np.concatenate([np.array(bounds[1:-1]) + step * block for step in steps])
+        table = np.empty((len(moved), len(bounds)), dtype=np.int64)
+        table[:, 0], table[:, 1:-1], table[:, -1] = bounds[0], moved, bounds[-1]
+        return table[self.rules.allowed(table)]
+
+    def _move(self, point: Point, steps: tuple[int, ...]) -> Point | None:
+        """The best neighbour, if better."""
+        table = self.neighbours(point.bounds, steps)
+        if not len(table):
+            return None
+        forward, backward, excess, changed = self._times(table, point)
+        found = self.best_of(forward, backward, excess, point)
+        if found is None:
+            return None
+        row, time = found
+        chosen = tuple(changed[row].get(stage, kept) for stage, kept in enumerate(point.chosen))
+        self.pool.separate(forward[row], backward[row])
+        bounds = tuple(table[row].tolist())
+        return Point(bounds, chosen, forward[row], backward[row], int(excess[row]), time)
+
+    def _polish(self, point: Point) -> Point | None:
+        """The best plan with other options on one stage, if better."""
+        rules = self.rules
+        mine = np.array(point.bounds)
+        classes = rules.classes[mine[:-1], mine[1:]]
+        backwards, origin = [], []
+        for stage in range(self.problem.stages):
+            columns = self._virtuals[stage]
+            held = classes[columns]
+            listed = self.patterns(stage, tuple(held.tolist()))
+            price = listed.extra_ms @ self._price[columns]
+            for number in np.argsort(price, kind="stable")[:_TRIED_PATTERNS].tolist():
+                if number != point.chosen[stage]:
+                    row = point.backward.copy()
+                    row[columns] = rules.backward_ms[held] + listed.extra_ms[number]
+                    backwards.append(row)
+                    origin.append((stage, number))
+        if not origin:
+            return None
+        backward = np.array(backwards)
+        forward = np.broadcast_to(point.forward, backward.shape)
+        excess = np.full(len(backward), point.excess_bytes, dtype=np.int64)
+        found = self.best_of(forward, backward, excess, point)
+        if found is None:
+            return None
+        row_index, time = found
+        stage, number = origin[row_index]
+        chosen = (*point.chosen[:stage], number, *point.chosen[stage + 1 :])
+        self.pool.separate(point.forward, backward[row_index])
+        return Point(point.bounds, chosen, point.forward, backward[row_index], point.excess_bytes, time)
+
+    def descend(self, point: Point, clock: Clock, budget: int) -> Point:
+        """Move to better plans until there is none, or until this many neighbours were looked at in all."""
+        while self.looked_at < budget and not clock.expired():
+            self.reprice(point)
+            better = self._move(point, (-1, 1)) or self._polish(point)
+            if better is None:
+                break
+            point = better
+        if self.best is None or _key(point) < _key(self.best):
+            self.best = point
+        return point
+
+    def perturb(self, clock: Clock, seed: int, budget: int) -> None:
+        """Descend again and again from randomly disturbed copies of the best plan."""
+        generator = np.random.default_rng(seed)
+        current = self.best
+        while current is not None and self.looked_at < budget and not clock.expired():
+            assert self.best is not None
+            bounds = np.array(current.bounds)
+            for _ in range(int(generator.integers(1, 4))):
+                first, last = sorted(generator.integers(1, len(bounds) - 1, 2).tolist()) if len(bounds) > 2 else (1, 0)
+                bounds[first : last + 1] += int(generator.choice((-1, 1)))
+            if not self.rules.allowed(bounds[None, :])[0]:
+                self.looked_at += 1
+                continue
+            point = self.descend(self.start(tuple(bounds.tolist())), clock, budget)
+            if point.excess_bytes <= current.excess_bytes and point.time_ms <= self.best.time_ms * (1 + 2e-3):
+                current = point
+            elif generator.random() < 0.2:
+                current = self.best
+
+    def decision(self, point: Point) -> Decision:
+        """The plan as counts."""
+        problem = self.problem
+        table = [[(0,) * len(run.options) for _ in range(problem.virtual_stages)] for run in problem.runs]
+        bounds = np.array(point.bounds)
+        classes = self.rules.classes[bounds[:-1], bounds[1:]]
+        for stage, chosen in enumerate(point.chosen):
+            columns = self._virtuals[stage]
+            held = tuple(classes[columns].tolist())
+            by_chunk = self.patterns(stage, held).counts[chosen]
+            for virtual, index, counts in zip(columns.tolist(), held, by_chunk, strict=True):
+                for (run, _), by_option in zip(self.rules.segments[index], counts, strict=True):
+                    table[run][virtual] = by_option
+        return Decision(tuple(tuple(row) for row in table))
+
+
+def _key(point: Point) -> tuple[int, float]:
+    return point.excess_bytes, point.time_ms
