@@ -102,6 +102,11 @@ class Clock:
         self._start = time.monotonic()
         self._limit = limits.time_limit_s
 
+    def part(self, share: float) -> Clock:
+        """A clock whose time runs out after a share of what is left on this one."""
+        part = Clock(SolveLimits(time_limit_s=max(share * self.remaining(), 1e-9)))
+        return part
+
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._start

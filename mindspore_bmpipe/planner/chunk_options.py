@@ -194,7 +194,11 @@ def _fitting_choices(
         better = np.searchsorted(frontier.saved, room, side="right") - 1
         chosen[:, chunk] = better
         used = others + frontier.saved[better][:, None] * weight
-    return np.unique(chosen, axis=0)
+    sizes = [len(frontier.saved) for frontier in frontiers]
+    if np.prod([float(size) for size in sizes]) >= np.iinfo(np.int64).max:
+        return np.unique(chosen, axis=0)
+    _, first = np.unique(np.ravel_multi_index(tuple(chosen.T), sizes), return_index=True)
+    return chosen[first]
 
 
 def _unbeaten(extra: npt.NDArray[np.float64], peak: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:

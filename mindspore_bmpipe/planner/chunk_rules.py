@@ -75,31 +75,38 @@ class ChunkRules:
         good &= (self._wrong_before[stage, high] == self._wrong_before[stage, low]).all(axis=1)
         return np.asarray(good)
 
-    def any_split(self, weights: npt.NDArray[np.float64] | None = None) -> tuple[int, ...] | None:
-        """The allowed split nearest to even in forward and backward time, by dynamic programming; `None` if none.
+    def any_split(self) -> tuple[int, ...] | None:
+        """The allowed split nearest to even in forward and backward time; `None` if there is none."""
+        work = np.where(self.classes >= 0, (self.forward_ms + self.backward_ms)[self.classes], 0.0)
+        count = len(self.stage_of_virtual)
+        return self.nearest_split(work, np.full(count, work[0, -1] / count))
+
+    def nearest_split(self, sizes: npt.NDArray[np.float64], goals: npt.NDArray[np.float64]) -> tuple[int, ...] | None:
+        """The allowed split with the least sum of squared differences from goals, by dynamic programming.
 
         Args:
-            weights: shape (K,), share of the work each virtual stage should get; equal if `None`.
+            sizes: shape (units + 1, units + 1), size of group [low, high).
+            goals: shape (K,), wanted size of each virtual stage.
+
+        Returns:
+            The split, or `None` if none is allowed.
         """
-        size, count = self.problem.units + 1, len(self.stage_of_virtual)
-        shares = np.ones(count) if weights is None else weights
-        work = np.where(self.classes >= 0, (self.forward_ms + self.backward_ms)[self.classes], 0.0)
-        goal = work[0, -1] * shares / shares.sum()
+        count, units = len(self.stage_of_virtual), self.problem.units
         trainable = self._trainable_before[None, :] > self._trainable_before[:, None]
         open_ = self._may_cut[:, None] & self._may_cut[None, :] & trainable & (self.classes >= 0)
-        reached = np.full(size, np.inf)
+        reached = np.full(units + 1, np.inf)
         reached[0] = 0.0
         origins = []
         for virtual in range(count):
             bad = self._wrong_before[self.stage_of_virtual[virtual]]
-            total = np.where(open_ & (bad[None, :] == bad[:, None]), (work - goal[virtual]) ** 2, np.inf)
+            total = np.where(open_ & (bad[None, :] == bad[:, None]), (sizes - goals[virtual]) ** 2, np.inf)
             total += reached[:, None]
             origin = np.argmin(total, axis=0)
             origins.append(origin)
-            reached = total[origin, np.arange(size)]
+            reached = total[origin, np.arange(units + 1)]
         if np.isinf(reached[-1]):
             return None
-        bounds = [size - 1]
+        bounds = [units]
         for origin in reversed(origins):
             bounds.append(int(origin[bounds[-1]]))
         return tuple(reversed(bounds))

@@ -6,7 +6,7 @@ options that is cheapest at the current prices, which say how often the longest 
 stage. Afterwards every stage's other choices are tried. All neighbours are bounded from below by the known paths in one
 product of matrices, and simulated in the order of their bounds until a bound exceeds the best time found.
 
-Where nothing fits yet, bytes over the limits come first. The work is counted in neighbours looked at, so the search
+Where nothing fits yet, bytes over the limits come first. The work is counted, not timed, so the search
 ends at the same point on every machine.
 """
 
@@ -33,6 +33,12 @@ _PRICE_PATHS = 24
 """Longest known paths whose backwards make the prices."""
 _TRIED_PATTERNS = 48
 """Choices of a stage tried when a split is polished."""
+_MOST_MOVES = 30
+"""Random moves that lead to another start, at most."""
+_MOST_PATHS = 250
+"""Paths kept from one descent to the next."""
+_LIST_WORK, _PRICE_WORK = 150.0, 0.5
+"""Work of listing the choices of a stage, and of finding the cheapest of them."""
 _NEAR = 0.985
 """Paths longer than this share of the step time count in comparing plans of equal time."""
 
@@ -65,21 +71,28 @@ class ChunkSearch:
         self.options = options
         self.best: Point | None = None
         """Best plan so far; it may exceed limits if none that fits was found."""
-        self.looked_at = 0
-        """Neighbours looked at so far."""
+        self.work = 0.0
+        """Work done so far, in neighbours that are bounded but not simulated."""
         self._virtuals = [np.array(row) for row in pool.schedule.virtual_of_chunk]
+        self._simulation_work = problem.virtual_stages * problem.micro_batches / 500
         self._price = np.ones(problem.virtual_stages)
+        self._listed: dict[tuple[int, tuple[int, ...]], StagePatterns] = {}
         self._cheapest: dict[tuple[int, tuple[int, ...]], tuple[int, int, FloatArray]] = {}
 
     def patterns(self, stage: int, classes: tuple[int, ...]) -> StagePatterns:
         """Choices of a stage whose chunks hold groups of these classes."""
-        return self.options.patterns(stage, tuple(self.rules.segments[index] for index in classes))
+        key = (stage, classes)
+        if key not in self._listed:
+            self.work += _LIST_WORK
+            self._listed[key] = self.options.patterns(stage, tuple(self.rules.segments[index] for index in classes))
+        return self._listed[key]
 
     def _choice(self, stage: int, classes: tuple[int, ...]) -> tuple[int, int, FloatArray]:
         """(excess, pattern, extra time by chunk) of the cheapest choice at the current prices."""
         key = (stage, classes)
         known = self._cheapest.get(key)
         if known is None:
+            self.work += _PRICE_WORK
             listed = self.patterns(stage, classes)
             chosen = int(np.argmin(listed.extra_ms @ self._price[self._virtuals[stage]]))
             known = self._cheapest[key] = (listed.excess_bytes, chosen, listed.extra_ms[chosen])
@@ -137,7 +150,7 @@ class ChunkSearch:
         self, forward: FloatArray, backward: FloatArray, excess: IntArray, than: Point | None
     ) -> tuple[int, float] | None:
         """The best of some plans and its time, if it beats a plan: by excess, then time, then `_rank`."""
-        self.looked_at += len(forward)
+        self.work += len(forward)
         least = int(excess.min())
         if than is not None and least > than.excess_bytes:
             return None
@@ -152,6 +165,7 @@ class ChunkSearch:
             block = rows[first : first + _BLOCK][bounds[first : first + _BLOCK] <= best * (1 + _SAME_TIME)]
             if not block.size:
                 break
+            self.work += len(block) * self._simulation_work
             totals = step_times(self.pool.schedule, forward[block], backward[block], self.problem.transfer_ms)
             best = min(best, float(totals.min()))
             found.extend(zip(totals.tolist(), block.tolist(), strict=True))
@@ -230,9 +244,9 @@ class ChunkSearch:
         self.pool.separate(point.forward, backward[row_index])
         return Point(point.bounds, chosen, point.forward, backward[row_index], point.excess_bytes, time)
 
-    def descend(self, point: Point, clock: Clock, budget: int) -> Point:
-        """Move to better plans until there is none, or until this many neighbours were looked at in all."""
-        while self.looked_at < budget and not clock.expired():
+    def descend(self, point: Point, clock: Clock, budget: float) -> Point:
+        """Move to better plans until there is none, or until this much work was done in all."""
+        while self.work < budget and not clock.expired():
             self.reprice(point)
             better = self._move(point, (-1, 1)) or self._polish(point)
             if better is None:
@@ -242,24 +256,41 @@ class ChunkSearch:
             self.best = point
         return point
 
-    def perturb(self, clock: Clock, seed: int, budget: int) -> None:
-        """Descend again and again from randomly disturbed copies of the best plan."""
+    def explore(self, starts: list[tuple[int, ...]], clock: Clock, seed: int, budget: float) -> None:
+        """Descend from the given splits, and then from random ones near them, until the budget is used up.
+
+        Args:
+            starts: allowed splits.
+            clock: the last resort.
+            seed: seed of the random splits.
+            budget: work to do in all.
+        """
         generator = np.random.default_rng(seed)
-        current = self.best
-        while current is not None and self.looked_at < budget and not clock.expired():
-            assert self.best is not None
-            bounds = np.array(current.bounds)
-            for _ in range(int(generator.integers(1, 4))):
-                first, last = sorted(generator.integers(1, len(bounds) - 1, 2).tolist()) if len(bounds) > 2 else (1, 0)
-                bounds[first : last + 1] += int(generator.choice((-1, 1)))
-            if not self.rules.allowed(bounds[None, :])[0]:
-                self.looked_at += 1
-                continue
-            point = self.descend(self.start(tuple(bounds.tolist())), clock, budget)
-            if point.excess_bytes <= current.excess_bytes and point.time_ms <= self.best.time_ms * (1 + 2e-3):
-                current = point
-            elif generator.random() < 0.2:
-                current = self.best
+        number = 0
+        while self.work < budget and not clock.expired():
+            split = starts[number % len(starts)]
+            if number >= len(starts):
+                split = self._disturbed(split, generator)
+            if self.best is not None:
+                self.pool.keep_longest(self.best.forward, self.best.backward, _MOST_PATHS)
+            self._price = np.ones(self.problem.virtual_stages)
+            self._cheapest.clear()
+            before = self.work
+            self.descend(self.start(split), clock, budget)
+            number += 1
+            if self.work == before:
+                return
+
+    def _disturbed(self, split: tuple[int, ...], generator: np.random.Generator) -> tuple[int, ...]:
+        """A split some random moves away."""
+        bounds = np.array(split)
+        for _ in range(int(generator.integers(1, _MOST_MOVES))):
+            first, last = sorted(generator.integers(1, max(2, len(bounds) - 1), 2).tolist())
+            moved = bounds.copy()
+            moved[first : last + 1] += int(generator.choice((-1, 1)))
+            if self.rules.allowed(moved[None, :])[0]:
+                bounds = moved
+        return tuple(bounds.tolist())
 
     def decision(self, point: Point) -> Decision:
         """The plan as counts."""

@@ -58,6 +58,16 @@ class PathPool:
         self._constant = np.append(self._constant, path.transfers * self.problem.transfer_ms)
         return True
 
+    def keep_longest(self, forward: npt.NDArray[np.float64], backward: npt.NDArray[np.float64], size: int) -> None:
+        """Forget all but the paths that are longest for one plan, so that a long search stays quick."""
+        if len(self.paths) <= size:
+            return
+        lengths = self.lengths(forward[None, :], backward[None, :])[0]
+        rows = np.sort(np.argsort(-lengths, kind="stable")[:size])
+        self.paths = [self.paths[row] for row in rows.tolist()]
+        self._known = set(self.paths)
+        self._forward, self._backward, self._constant = self._forward[rows], self._backward[rows], self._constant[rows]
+
     def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike) -> bool:
         """Add the longest paths of one plan's times; whether any was unknown."""
         added = False

@@ -43,7 +43,7 @@ def plan_counts(
     model = CountModel(problem, limits, solver)
     best, best_time = start, float("inf") if start is None else _step_time(pool, start)
     sent = 0
-    proved = _tighten(model, pool, best, clock)
+    proved = tighten(model, pool, best, clock)
     sent = len(pool.paths)
     excluded = 0
     ended = ""
@@ -52,7 +52,7 @@ def plan_counts(
         proved = max(proved, bound * (1 - _ROUNDING))
         progress = False
         if decision is not None:
-            over = _over_limit(problem, decision)
+            over = over_limit(problem, decision)
             for stage in over:
                 model.exclude(decision, stage, excluded)
                 excluded += 1
@@ -77,7 +77,7 @@ def plan_counts(
         optimal = proved >= best_time * (1 - limits.accepted_gap)
         return with_plan(name, problem, best, clock, min(proved, best_time), optimal, "" if optimal else ended)
     if proved == float("inf"):
-        needed = _least_excess(problem, limits, clock, solver)
+        needed = least_excess(problem, limits, clock, solver)
         return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
     return without_plan(name, Status.UNKNOWN, clock, ended)
 
@@ -87,7 +87,7 @@ def _step_time(pool: PathPool, decision: Decision) -> float:
     return float(step_times(pool.schedule, forward, backward, pool.problem.transfer_ms)[0])
 
 
-def _over_limit(problem: Problem, decision: Decision) -> list[int]:
+def over_limit(problem: Problem, decision: Decision) -> list[int]:
     """Stages that exceed their limit in exact integers; any other violation would be an error of the model."""
     kinds = {violation.kind for violation in check(problem, decision)}
     assert kinds <= {"memory"}, f"the integer program broke {kinds}"
@@ -98,7 +98,7 @@ def _over_limit(problem: Problem, decision: Decision) -> list[int]:
     ]
 
 
-def _tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:
+def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:
     """Add all known paths and those the relaxation violates; its step time, infinite if it is infeasible."""
     objective = 0.0
     sent = 0
@@ -122,7 +122,7 @@ def _tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Cl
     return objective
 
 
-def _least_excess(problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> tuple[int, ...] | None:
+def least_excess(problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> tuple[int, ...] | None:
     """Peaks of the plan whose worst excess over the limits is least; `None` if no limits would help or time ran out."""
     model = CountModel(problem, limits, solver, elastic=True)
     decision, _, _ = model.solve(None, 0.0, max(clock.remaining(), 1.0), limits.node_limit)

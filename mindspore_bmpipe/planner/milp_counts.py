@@ -27,10 +27,10 @@ from collections.abc import Sequence
 import mip
 
 from mindspore_bmpipe.planner.base import SolveLimits
-from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax
+from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax, skip_heuristics
 from mindspore_bmpipe.planner.quiet import silenced
 from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants
-from mindspore_bmpipe.schedule import PathCounts, in_flight_rows
+from mindspore_bmpipe.schedule import PathCounts, dependency_graph, extreme_rows, in_flight_rows
 
 _MEMORY_SCALE = 1e4
 """What a stage's limit becomes in the model: large against the solver's tolerance, small enough to stay well scaled."""
@@ -54,6 +54,8 @@ class CountModel:
             self._levels: dict[tuple[int, int], mip.Var] = {}
             self._cut_sides: list[tuple[mip.Var, int, int]] = []
             self._pin_choices: list[tuple[mip.Var, int, int]] = []
+            self._totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
+            self._add_totals()
             self._add_placement()
             self._add_order()
             self._add_memory()
@@ -79,8 +81,25 @@ class CountModel:
                     ]
         return counts
 
-    def _units(self, index: int, virtual: int) -> mip.LinExpr:
-        return mip.xsum(self._counts.get((index, virtual), []))
+    def _add_totals(self) -> None:
+        """Integer numbers of units per virtual stage and per stage: what the solver should branch on first.
+
+        Times depend on them far more than on the option of one unit, and with several chunks a stage's total decides
+        its steady state. The relaxation is the same with and without them.
+        """
+        problem = self.problem
+        if problem.chunks == 1:
+            return
+        for stage, virtuals in enumerate(self.schedule.virtual_of_chunk):
+            groups = [(f"units_{virtual}", (virtual,)) for virtual in virtuals] + [(f"stage_units_{stage}", virtuals)]
+            for name, members in groups:
+                keys = tuple((index, v) for v in members for index in range(len(problem.runs)) if (index, v) in self._counts)
+                total = self.model.add_var(name=name, var_type=mip.INTEGER, lb=len(members), ub=problem.units)
+                self.model.add_constr(total == mip.xsum(var for key in keys for var in self._counts[key]), name=f"sum_{name}")
+                self._totals.append((total, keys))
+        for size in (1, problem.chunks):
+            some = [total for total, keys in self._totals if len({virtual for _, virtual in keys}) == size]
+            self.model.add_constr(mip.xsum(some) == problem.units, name=f"all_units_{size}")
 
     def _units_until(self, index: int, virtual: int) -> mip.LinExpr:
         return mip.xsum(var for before in range(virtual + 1) for var in self._counts.get((index, before), []))
@@ -140,7 +159,7 @@ class CountModel:
             present = [(index, virtual) for virtual in virtuals for index in range(len(problem.runs))]
             present = [key for key in present if key in self._counts]
             working_set, constant = self._add_working_set(stage, present)
-            for number, row in enumerate(rows):
+            for number, row in enumerate(extreme_rows(rows)):
                 terms = [
                     scale * (problem.runs[index].static_bytes + row[virtuals.index(virtual)] * option.saved_bytes) * var
                     for index, virtual in present
@@ -237,6 +256,34 @@ class CountModel:
         with silenced():
             self.model.add_constr(self.step >= mip.xsum(terms) + constant)
 
+    def add_start_times(self) -> int:
+        """One end time per action and one row per dependency: all paths at once. Returns the number of actions."""
+        graph, unit = dependency_graph(self.schedule), self._time_unit
+        durations = [*self._forward, *self._backward]
+        transfer = self.problem.transfer_ms / unit
+        followed = set(graph.stage_predecessor.tolist()) | set(graph.data_predecessor.tolist())
+        with silenced():
+            ends = [self.model.add_var(name=f"end_{number}", lb=0.0) for number in range(graph.size)]
+            for number, end in enumerate(ends):
+                before, source = int(graph.stage_predecessor[number]), int(graph.data_predecessor[number])
+                duration = durations[graph.slot[number]]
+                if before < graph.size:
+                    self.model.add_constr(end >= ends[before] + duration)
+                if source < graph.size and source != before:
+                    delay = transfer * float(graph.transfers[number])
+                    self.model.add_constr(end >= ends[source] + duration + delay)
+                if before == source == graph.size:
+                    self.model.add_constr(end >= duration)
+                if number not in followed:
+                    self.model.add_constr(self.step >= end)
+        return graph.size
+
+    def cut_off(self, step_ms: float) -> None:
+        """Only plans at most this long are of interest, and perhaps there are none."""
+        skip_heuristics(self.model)
+        with silenced():
+            self.step.ub = step_ms / self._time_unit
+
     def relax(self) -> tuple[float, list[float], list[float]] | None:
         """Step time and times of the virtual stages in the linear relaxation; `None` if it has no feasible point."""
         if not relax(self.model):
@@ -245,6 +292,13 @@ class CountModel:
         forward = [max(0.0, float(var.x)) * unit for var in self._forward]
         backward = [max(0.0, float(var.x)) * unit for var in self._backward]
         return float(self.step.x) * unit, forward, backward
+
+    def relaxed_units(self) -> list[float]:
+        """Units of each virtual stage in the relaxation solved last."""
+        return [
+            sum(float(var.x) for index in range(len(self.problem.runs)) for var in self._counts.get((index, virtual), []))
+            for virtual in range(self.problem.virtual_stages)
+        ]
 
     def solve(
         self, start: Decision | None, start_ms: float, seconds: float, nodes: int
@@ -300,6 +354,8 @@ class CountModel:
         for (index, virtual), var in self._done.items():
             placed = sum(sum(by_option) for by_option in decision.counts[index][: virtual + 1])
             values.append((var, float(placed == problem.runs[index].count)))
+        for total_var, keys in self._totals:
+            values.append((total_var, sum(sum(decision.counts[index][virtual]) for index, virtual in keys)))
         for (stage, level), var in self._levels.items():
             values.append((var, float(self._uses_level(decision, stage, level))))
         for var, virtual, high in self._cut_sides:

@@ -1,6 +1,6 @@
 """Pipeline schedules: orders of actions as data, their exact times, and their activations in flight."""
 
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, Action, format_order, parse_order
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE, Action, format_order, parse_order
 from mindspore_bmpipe.schedule.graph import DependencyGraph, dependency_graph
 from mindspore_bmpipe.schedule.memory import Row, extreme_rows, in_flight_rows, pareto_maximal
 from mindspore_bmpipe.schedule.registry import ScheduleKind, lookup, make_schedule, register, registered
@@ -9,6 +9,7 @@ from mindspore_bmpipe.schedule.schedule import (
     format_schedule,
     looped_placement,
     parse_schedule,
+    splits_backward,
     validate_schedule,
 )
 from mindspore_bmpipe.schedule.simulate import PathCounts, TimedAction, critical_path, step_times, timeline
@@ -18,6 +19,7 @@ __all__ = [
     "FORWARD",
     "KINDS",
     "WEIGHT",
+    "WHOLE",
     "Action",
     "DependencyGraph",
     "PathCounts",
@@ -39,6 +41,7 @@ __all__ = [
     "parse_schedule",
     "register",
     "registered",
+    "splits_backward",
     "step_times",
     "timeline",
     "validate_schedule",

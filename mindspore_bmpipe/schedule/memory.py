@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT
-from mindspore_bmpipe.schedule.schedule import Schedule
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
+from mindspore_bmpipe.schedule.schedule import Schedule, splits_backward
 
 Row = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage."""
@@ -32,8 +32,8 @@ def in_flight_rows(schedule: Schedule) -> tuple[tuple[Row, ...], ...]:
     Every forward is followed by one of those before anything is released, so no larger row exists in between.
     """
     result = []
+    release = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
     for order in schedule.orders:
-        release = WEIGHT if any(action.kind == WEIGHT for action in order) else BACKWARD
         counts = [0] * schedule.chunks
         rows = set()
         for action in order:
@@ -41,7 +41,7 @@ def in_flight_rows(schedule: Schedule) -> tuple[tuple[Row, ...], ...]:
                 counts[action.chunk] += 1
                 continue
             rows.add(tuple(counts))
-            if action.kind == release:
+            if action.kind in release:
                 counts[action.chunk] -= 1
         result.append(pareto_maximal(rows))
     return tuple(result)
