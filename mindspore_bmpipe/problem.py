@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_supported
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.problem_data import Option, Pin, Problem, Run, schedule_of
-from mindspore_bmpipe.schedule import in_flight_rows, step_times
+from mindspore_bmpipe.schedule import in_flight_rows, splits_backward, step_times
 
 __all__ = [
     "Bubble",
@@ -40,8 +43,10 @@ __all__ = [
     "recompute_ms",
     "resolve_pin",
     "schedule_of",
+    "simulated_ms",
     "stage_memory",
     "virtual_stage_times",
+    "virtual_stage_weights",
 ]
 
 
@@ -142,7 +147,7 @@ class Violation:
 
 
 def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[float], list[float]]:
-    """Forward and backward milliseconds of each virtual stage for one micro-batch."""
+    """Forward and whole backward milliseconds of each virtual stage for one micro-batch, at its stage's speed."""
     forward = [0.0] * problem.virtual_stages
     backward = [0.0] * problem.virtual_stages
     for run, placed in zip(problem.runs, decision.counts, strict=True):
@@ -152,7 +157,43 @@ def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[floa
             backward[virtual] += units * run.backward_ms
             for count, option in zip(by_option, run.options, strict=True):
                 backward[virtual] += count * option.extra_backward_ms
+    if problem.stage_speeds:
+        for virtual, stage in enumerate(schedule_of(problem).stage_of_virtual):
+            forward[virtual] /= problem.stage_speeds[stage]
+            backward[virtual] /= problem.stage_speeds[stage]
     return forward, backward
+
+
+def virtual_stage_weights(problem: Problem, decision: Decision) -> list[float] | None:
+    """The part of each virtual stage's backward that makes weight gradients; `None` if the schedule never splits it."""
+    schedule = schedule_of(problem)
+    if not splits_backward(schedule):
+        return None
+    weight = [0.0] * problem.virtual_stages
+    for run, placed in zip(problem.runs, decision.counts, strict=True):
+        for virtual, by_option in enumerate(placed):
+            weight[virtual] += sum(by_option) * run.split_weight_ms / problem.speeds[schedule.stage_of_virtual[virtual]]
+    return weight
+
+
+def simulated_ms(
+    problem: Problem, forward_ms: npt.ArrayLike, backward_ms: npt.ArrayLike, weight_ms: npt.ArrayLike | None,
+    transfer_ms: float | None = None,
+) -> npt.NDArray[np.float64]:
+    """Step time of plans with these times of their virtual stages, shape (plans, K) or (K,).
+
+    Args:
+        problem: gives the schedule and the transfer time.
+        forward_ms: forward times.
+        backward_ms: whole backward times.
+        weight_ms: weight gradients in them, or `None` if the schedule never splits backwards.
+        transfer_ms: another transfer time than the problem's.
+    """
+    transfer = problem.transfer_ms if transfer_ms is None else transfer_ms
+    backward = np.asarray(backward_ms, dtype=np.float64)
+    if weight_ms is not None:
+        backward = np.maximum(backward - np.asarray(weight_ms, dtype=np.float64), 0.0)
+    return step_times(schedule_of(problem), forward_ms, backward, transfer, weight_ms)
 
 
 def stage_constants(problem: Problem) -> tuple[int, ...]:
@@ -208,12 +249,13 @@ def evaluate(problem: Problem, decision: Decision) -> Evaluation:
         raise InputError(f"decision: {'; '.join(violation.message for violation in broken)}")
     schedule = schedule_of(problem)
     forward, backward = virtual_stage_times(problem, decision)
-    step_time = float(step_times(schedule, forward, backward, problem.transfer_ms)[0])
-    free = float(step_times(schedule, forward, backward)[0]) if problem.transfer_ms else step_time
+    weight = virtual_stage_weights(problem, decision)
+    step_time = float(simulated_ms(problem, forward, backward, weight)[0])
+    free = float(simulated_ms(problem, forward, backward, weight, 0.0)[0]) if problem.transfer_ms else step_time
     ideal = problem.ideal_ms
     total = step_time / ideal - 1
     preparation = (problem.stages - 1) / (problem.chunks * problem.micro_batches)
-    recompute = problem.micro_batches / problem.stages * recompute_ms(problem, decision) / ideal
+    recompute = problem.micro_batches / sum(problem.speeds) * recompute_ms(problem, decision) / ideal
     communication = (step_time - free) / ideal
     imbalance = total - preparation - recompute - communication
     stages = tuple(
@@ -412,7 +454,5 @@ def _with_options(runs: tuple[Run, ...], names: tuple[str, ...]) -> tuple[Run, .
     result = []
     for run in runs:
         options = tuple(option for option in run.options if option.name in names) or run.options
-        result.append(
-            Run(run.name, run.count, run.forward_ms, run.backward_ms, run.static_bytes, options, run.trainable)
-        )
+        result.append(replace(run, options=options))
     return tuple(result)

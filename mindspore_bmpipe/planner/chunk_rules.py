@@ -58,6 +58,8 @@ class ChunkRules:
         """Forward time of each class."""
         self.backward_ms = members @ np.array([run.backward_ms for run in problem.runs])
         """Backward time of each class without recomputation."""
+        self.weight_ms = members @ np.array([run.split_weight_ms for run in problem.runs])
+        """Weight gradients in it, where the schedule runs them apart."""
         self.segments: list[Segments] = [
             tuple((index, int(row[index])) for index in np.flatnonzero(row).tolist()) for row in members
         ]

@@ -12,7 +12,7 @@ ends at the same point on every machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ from mindspore_bmpipe.planner.base import Clock
 from mindspore_bmpipe.planner.chunk_options import ChunkOptions, StagePatterns
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules, IntArray
 from mindspore_bmpipe.planner.local_search import PathPool
-from mindspore_bmpipe.problem import Decision, Problem
-from mindspore_bmpipe.schedule import step_times
+from mindspore_bmpipe.problem import Decision, Problem, simulated_ms
+from mindspore_bmpipe.schedule import splits_backward
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -33,8 +33,8 @@ _PRICE_PATHS = 24
 """Longest known paths whose backwards make the prices."""
 _TRIED_PATTERNS = 48
 """Choices of a stage tried when a split is polished."""
-_MOST_MOVES = 30
-"""Random moves that lead to another start, at most."""
+_FAR_MOVES, _NEAR_MOVES = (1, 30), (8, 20)
+"""Random moves that lead from a first split, and from the best one, to another start: at least, and fewer than."""
 _MOST_PATHS = 250
 """Paths kept from one descent to the next."""
 _LIST_WORK, _PRICE_WORK = 150.0, 0.5
@@ -54,7 +54,9 @@ class Point:
     forward: FloatArray
     """Forward of each virtual stage, shape (K,)."""
     backward: FloatArray
-    """Backward of each virtual stage."""
+    """Whole backward of each virtual stage."""
+    weight: FloatArray | None
+    """Weight gradients in it, if the schedule ever splits it."""
     excess_bytes: int
     """Bytes over the limits, summed over the stages."""
     time_ms: float
@@ -73,6 +75,8 @@ class ChunkSearch:
         """Best plan so far; it may exceed limits if none that fits was found."""
         self.work = 0.0
         """Work done so far, in neighbours that are bounded but not simulated."""
+        self._slowness = 1 / np.array(problem.speeds)[rules.stage_of_virtual]
+        self._splits = splits_backward(pool.schedule)
         self._virtuals = [np.array(row) for row in pool.schedule.virtual_of_chunk]
         self._simulation_work = problem.virtual_stages * problem.micro_batches / 500
         self._price = np.ones(problem.virtual_stages)
@@ -100,7 +104,7 @@ class ChunkSearch:
 
     def reprice(self, point: Point) -> None:
         """Set the prices to the backwards of the longest known paths of a plan."""
-        lengths = self.pool.lengths(point.forward[None, :], point.backward[None, :])[0]
+        lengths = self.pool.lengths(*_batch(point.forward, point.backward, point.weight))[0]
         longest = np.argsort(-lengths, kind="stable")[:_PRICE_PATHS]
         weights = np.maximum(lengths[longest] / lengths[longest[0]] - 0.97, 0.0)
         price = weights @ self.pool.backward_counts[longest]
@@ -109,21 +113,25 @@ class ChunkSearch:
             self._price = price
             self._cheapest.clear()
 
-    def _times(self, bounds: IntArray, base: Point | None) -> tuple[FloatArray, FloatArray, IntArray, list[dict[int, int]]]:
+    def _times(
+        self, bounds: IntArray, base: Point | None
+    ) -> tuple[FloatArray, FloatArray, FloatArray | None, IntArray, IntArray]:
         """Times and excess of splits; stages with the base's units keep its choice.
 
         Returns:
-            forward and backward, shape (n, K); excess, shape (n,); pattern of the changed stages of each split.
+            forward, backward and weight gradients, shape (n, K); excess, shape (n,); pattern of each stage, -1 where it keeps the
+            base's, shape (n, p).
         """
         rules, problem = self.rules, self.problem
         classes = rules.classes[bounds[:, :-1], bounds[:, 1:]]
-        forward, backward = rules.forward_ms[classes], rules.backward_ms[classes]
-        changed: list[dict[int, int]] = [{} for _ in range(len(bounds))]
+        forward, backward = rules.forward_ms[classes] * self._slowness, rules.backward_ms[classes] * self._slowness
+        weight = rules.weight_ms[classes] * self._slowness if self._splits else None
+        changed = np.full((len(bounds), problem.stages), -1, dtype=np.int64)
         excess = np.zeros(len(bounds), dtype=np.int64)
         if base is not None:
             mine = np.array(base.bounds)
             kept = rules.classes[mine[:-1], mine[1:]]
-            backward = backward + (base.backward - rules.backward_ms[kept])
+            backward = backward + (base.backward - rules.backward_ms[kept] * self._slowness)
             differs = classes != kept
         else:
             differs = np.ones(classes.shape, dtype=bool)
@@ -133,21 +141,31 @@ class ChunkSearch:
             if base is not None:
                 kept_excess = self.patterns(stage, tuple(kept[columns].tolist())).excess_bytes
                 excess += kept_excess
-            for row in np.flatnonzero(differs[:, columns].any(axis=1)).tolist():
-                over, chosen, extra = self._choice(stage, tuple(held[row].tolist()))
-                excess[row] += over - (kept_excess if base is not None else 0)
-                backward[row, columns] = rules.backward_ms[held[row]] + extra
-                changed[row][stage] = chosen
-        return forward, backward, excess, changed
+            rows = np.flatnonzero(differs[:, columns].any(axis=1))
+            if not rows.size:
+                continue
+            distinct, inverse = _distinct_rows(held[rows], len(rules.segments))
+            choices = [self._choice(stage, tuple(row)) for row in distinct.tolist()]
+            over = np.array([choice[0] for choice in choices], dtype=np.int64)
+            excess[rows] += over[inverse] - (kept_excess if base is not None else 0)
+            times = (rules.backward_ms[distinct] + np.array([choice[2] for choice in choices])) * self._slowness[columns]
+            backward[rows[:, None], columns] = times[inverse]
+            changed[rows, stage] = np.array([choice[1] for choice in choices], dtype=np.int64)[inverse]
+        return forward, backward, weight, excess, changed
 
-    def _rank(self, forward: FloatArray, backward: FloatArray, time_ms: float) -> float:
+    def _rank(self, forward: FloatArray, backward: FloatArray, weight: FloatArray | None, time_ms: float) -> float:
         """How close the other long paths are to the step time: less leaves more room for the next move."""
-        lengths = self.pool.lengths(forward[None, :], backward[None, :])[0]
+        lengths = self.pool.lengths(*_batch(forward, backward, weight))[0]
         near = np.maximum(lengths / time_ms - _NEAR, 0.0)
         return float((near**2).sum())
 
     def best_of(
-        self, forward: FloatArray, backward: FloatArray, excess: IntArray, than: Point | None
+        self,
+        forward: FloatArray,
+        backward: FloatArray,
+        weight: FloatArray | None,
+        excess: IntArray,
+        than: Point | None,
     ) -> tuple[int, float] | None:
         """The best of some plans and its time, if it beats a plan: by excess, then time, then `_rank`."""
         self.work += len(forward)
@@ -156,7 +174,7 @@ class ChunkSearch:
             return None
         rows = np.flatnonzero(excess == least)
         limit = than.time_ms if than is not None and than.excess_bytes == least else float("inf")
-        bounds = self.pool.bounds(forward[rows], backward[rows])
+        bounds = self.pool.bounds(forward[rows], backward[rows], None if weight is None else weight[rows])
         order = np.argsort(bounds, kind="stable")
         rows, bounds = rows[order], bounds[order]
         found: list[tuple[float, int]] = []
@@ -166,26 +184,29 @@ class ChunkSearch:
             if not block.size:
                 break
             self.work += len(block) * self._simulation_work
-            totals = step_times(self.pool.schedule, forward[block], backward[block], self.problem.transfer_ms)
+            part = None if weight is None else weight[block]
+            totals = simulated_ms(self.problem, forward[block], backward[block], part)
             best = min(best, float(totals.min()))
             found.extend(zip(totals.tolist(), block.tolist(), strict=True))
         found = [entry for entry in found if entry[0] <= best * (1 + _SAME_TIME)]
         if not found:
             return None
-        ranked = min((self._rank(forward[row], backward[row], best), row) for _, row in found[:_BLOCK])
+        parts = [None] * len(forward) if weight is None else weight
+        ranked = min((self._rank(forward[row], backward[row], parts[row], best), row) for _, row in found[:_BLOCK])
         time, row = best, ranked[1]
         if than is not None and than.excess_bytes == least and time >= than.time_ms * (1 - _SAME_TIME):
-            if ranked[0] >= self._rank(than.forward, than.backward, best) * (1 - 1e-6):
+            if ranked[0] >= self._rank(than.forward, than.backward, than.weight, best) * (1 - 1e-6):
                 return None
         return row, time
 
     def start(self, bounds: tuple[int, ...]) -> Point:
         """The plan of a split with the cheapest options at the current prices."""
-        forward, backward, excess, changed = self._times(np.array([bounds]), None)
-        chosen = tuple(changed[0][stage] for stage in range(self.problem.stages))
-        time = float(step_times(self.pool.schedule, forward, backward, self.problem.transfer_ms)[0])
-        self.pool.separate(forward[0], backward[0])
-        return Point(bounds, chosen, forward[0], backward[0], int(excess[0]), time)
+        forward, backward, weight, excess, changed = self._times(np.array([bounds]), None)
+        chosen = tuple(changed[0].tolist())
+        time = float(simulated_ms(self.problem, forward, backward, weight)[0])
+        part = None if weight is None else weight[0]
+        self.pool.separate(forward[0], backward[0], part)
+        return Point(bounds, chosen, forward[0], backward[0], part, int(excess[0]), time)
 
     def neighbours(self, bounds: tuple[int, ...], steps: tuple[int, ...] = (-1, 1)) -> IntArray:
         """Allowed splits in which one block of consecutive cuts has moved, shape (n, K + 1)."""
@@ -203,15 +224,18 @@ class ChunkSearch:
         table = self.neighbours(point.bounds, steps)
         if not len(table):
             return None
-        forward, backward, excess, changed = self._times(table, point)
-        found = self.best_of(forward, backward, excess, point)
+        forward, backward, weight, excess, changed = self._times(table, point)
+        found = self.best_of(forward, backward, weight, excess, point)
         if found is None:
             return None
         row, time = found
-        chosen = tuple(changed[row].get(stage, kept) for stage, kept in enumerate(point.chosen))
-        self.pool.separate(forward[row], backward[row])
+        chosen = tuple(
+            kept if pattern < 0 else pattern for pattern, kept in zip(changed[row].tolist(), point.chosen, strict=True)
+        )
+        part = None if weight is None else weight[row]
+        self.pool.separate(forward[row], backward[row], part)
         bounds = tuple(table[row].tolist())
-        return Point(bounds, chosen, forward[row], backward[row], int(excess[row]), time)
+        return Point(bounds, chosen, forward[row], backward[row], part, int(excess[row]), time)
 
     def _polish(self, point: Point) -> Point | None:
         """The best plan with other options on one stage, if better."""
@@ -227,22 +251,23 @@ class ChunkSearch:
             for number in np.argsort(price, kind="stable")[:_TRIED_PATTERNS].tolist():
                 if number != point.chosen[stage]:
                     row = point.backward.copy()
-                    row[columns] = rules.backward_ms[held] + listed.extra_ms[number]
+                    row[columns] = (rules.backward_ms[held] + listed.extra_ms[number]) * self._slowness[columns]
                     backwards.append(row)
                     origin.append((stage, number))
         if not origin:
             return None
         backward = np.array(backwards)
         forward = np.broadcast_to(point.forward, backward.shape)
+        weight = None if point.weight is None else np.broadcast_to(point.weight, backward.shape)
         excess = np.full(len(backward), point.excess_bytes, dtype=np.int64)
-        found = self.best_of(forward, backward, excess, point)
+        found = self.best_of(forward, backward, weight, excess, point)
         if found is None:
             return None
         row_index, time = found
         stage, number = origin[row_index]
         chosen = (*point.chosen[:stage], number, *point.chosen[stage + 1 :])
-        self.pool.separate(point.forward, backward[row_index])
-        return Point(point.bounds, chosen, point.forward, backward[row_index], point.excess_bytes, time)
+        self.pool.separate(point.forward, backward[row_index], point.weight)
+        return replace(point, chosen=chosen, backward=backward[row_index], time_ms=time)
 
     def descend(self, point: Point, clock: Clock, budget: float) -> Point:
         """Move to better plans until there is none, or until this much work was done in all."""
@@ -257,7 +282,7 @@ class ChunkSearch:
         return point
 
     def explore(self, starts: list[tuple[int, ...]], clock: Clock, seed: int, budget: float) -> None:
-        """Descend from the given splits, and then from random ones near them, until the budget is used up.
+        """Descend from the given splits, then from random ones near them and near the best, until the budget is used.
 
         Args:
             starts: allowed splits.
@@ -268,11 +293,14 @@ class ChunkSearch:
         generator = np.random.default_rng(seed)
         number = 0
         while self.work < budget and not clock.expired():
-            split = starts[number % len(starts)]
-            if number >= len(starts):
-                split = self._disturbed(split, generator)
+            if number < len(starts):
+                split = starts[number]
+            elif number % 2 and self.best is not None:
+                split = self._disturbed(self.best.bounds, generator, _NEAR_MOVES)
+            else:
+                split = self._disturbed(starts[number % len(starts)], generator, _FAR_MOVES)
             if self.best is not None:
-                self.pool.keep_longest(self.best.forward, self.best.backward, _MOST_PATHS)
+                self.pool.keep_longest(self.best.forward, self.best.backward, self.best.weight, _MOST_PATHS)
             self._price = np.ones(self.problem.virtual_stages)
             self._cheapest.clear()
             before = self.work
@@ -281,10 +309,10 @@ class ChunkSearch:
             if self.work == before:
                 return
 
-    def _disturbed(self, split: tuple[int, ...], generator: np.random.Generator) -> tuple[int, ...]:
+    def _disturbed(self, split: tuple[int, ...], generator: np.random.Generator, moves: tuple[int, int]) -> tuple[int, ...]:
         """A split some random moves away."""
         bounds = np.array(split)
-        for _ in range(int(generator.integers(1, _MOST_MOVES))):
+        for _ in range(int(generator.integers(*moves))):
             first, last = sorted(generator.integers(1, max(2, len(bounds) - 1), 2).tolist())
             moved = bounds.copy()
             moved[first : last + 1] += int(generator.choice((-1, 1)))
@@ -306,6 +334,22 @@ class ChunkSearch:
                 for (run, _), by_option in zip(self.rules.segments[index], counts, strict=True):
                     table[run][virtual] = by_option
         return Decision(tuple(tuple(row) for row in table))
+
+
+def _distinct_rows(table: IntArray, values: int) -> tuple[IntArray, IntArray]:
+    """Distinct rows of numbers below `values`, and which of them each row is."""
+    if values ** table.shape[1] >= 2**62:
+        distinct, inverse = np.unique(table, axis=0, return_inverse=True)
+        return distinct, inverse.reshape(-1)
+    codes = table @ (values ** np.arange(table.shape[1]))
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    return table[first], inverse
+
+
+def _batch(
+    forward: FloatArray, backward: FloatArray, weight: FloatArray | None
+) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+    return forward[None, :], backward[None, :], None if weight is None else weight[None, :]
 
 
 def _key(point: Point) -> tuple[int, float]:

@@ -24,12 +24,16 @@ from mindspore_bmpipe.planner.chunk_search import ChunkSearch
 from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.milp import least_excess, tighten
 from mindspore_bmpipe.planner.milp_backend import SolverError
-from mindspore_bmpipe.planner.milp_chunks import prove
+from mindspore_bmpipe.planner.milp_chunks import Prover
 from mindspore_bmpipe.planner.milp_counts import CountModel
-from mindspore_bmpipe.problem import Decision, Problem, evaluate, recompute_ms, stage_memory, virtual_stage_times
+from mindspore_bmpipe.problem import Decision, Problem, evaluate, recompute_ms, stage_memory, virtual_stage_times, virtual_stage_weights
 
-_SEARCH_WORK = 800_000
+_SEARCH_WORK = 1_000_000
 """Work of the local search (`ChunkSearch.work`); about ten seconds."""
+_OFFER_WORK = 10_000
+"""Work on each split of the integer program."""
+_SHARED_PATHS = 250
+"""Paths of the local search that the integer program starts with."""
 _SEARCH_SHARE = 0.5
 """Share of the wall clock that local search may use as the last resort."""
 
@@ -60,12 +64,12 @@ def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver:
     best = _better(problem, baseline, search)
     timed_out = deadline.expired()
     if model is not None:
-        time = float("inf") if best is None else evaluate(problem, best).step_time_ms
-        if best is not None:
-            pool.separate(*virtual_stage_times(problem, best))
+        _share_paths(search, pool, problem, best)
         for path in pool.paths[sent:]:
             model.add_path(path)
-        proof = prove(problem, model, pool, time, bound, limits, clock)
+        time = float("inf") if best is None else evaluate(problem, best).step_time_ms
+        prover = Prover(problem, model, pool, lambda split: _offer(search, split, clock), limits, clock)
+        proof = prover.run(time, bound)
         bound = max(bound, proof.bound_ms)
         timed_out = timed_out or proof.timed_out
         if proof.decision is not None:
@@ -84,6 +88,28 @@ def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver:
     else:
         message = f"the work limit ({limits.node_limit} nodes) or the solver ended the proof"
     return with_plan(name, problem, best, clock, min(bound, time), proved, message)
+
+
+def _share_paths(search: ChunkSearch, pool: PathPool, problem: Problem, best: Decision | None) -> None:
+    """Give the proof the paths that the search found to be long for good plans."""
+    if search.best is not None:
+        search.pool.keep_longest(search.best.forward, search.best.backward, search.best.weight, _SHARED_PATHS)
+        for path in search.pool.paths:
+            pool.add(path)
+    if best is not None:
+        pool.separate(*virtual_stage_times(problem, best), virtual_stage_weights(problem, best))
+
+
+def _offer(search: ChunkSearch, split: tuple[int, ...], clock: Clock) -> tuple[Decision, float] | None:
+    """Descend from a split of the integer program; the plan, if it is the best so far."""
+    before = search.best
+    if not search.rules.allowed(np.array([split]))[0]:
+        return None
+    search.descend(search.start(split), clock, search.work + _OFFER_WORK)
+    best = search.best
+    if best is None or best is before or best.excess_bytes > 0:
+        return None
+    return search.decision(best), best.time_ms
 
 
 def _rounded_split(model: CountModel, rules: ChunkRules) -> tuple[int, ...] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.milp_counts import CountModel
@@ -11,10 +9,11 @@ from mindspore_bmpipe.problem import (
     Decision,
     Problem,
     check,
+    simulated_ms,
     stage_memory,
     virtual_stage_times,
+    virtual_stage_weights,
 )
-from mindspore_bmpipe.schedule import step_times
 
 _RELAXATION_ROUNDS = 60
 _ROUNDS = 200
@@ -61,7 +60,8 @@ def plan_counts(
                 time = _step_time(pool, decision)
                 if time < best_time:
                     best, best_time = decision, time
-                progress = pool.separate(*virtual_stage_times(problem, decision))
+                times = virtual_stage_times(problem, decision)
+                progress = pool.separate(*times, virtual_stage_weights(problem, decision))
         if proved >= best_time * (1 - limits.accepted_gap):
             break
         if not complete and clock.expired():
@@ -84,7 +84,7 @@ def plan_counts(
 
 def _step_time(pool: PathPool, decision: Decision) -> float:
     forward, backward = virtual_stage_times(pool.problem, decision)
-    return float(step_times(pool.schedule, forward, backward, pool.problem.transfer_ms)[0])
+    return float(simulated_ms(pool.problem, forward, backward, virtual_stage_weights(pool.problem, decision))[0])
 
 
 def over_limit(problem: Problem, decision: Decision) -> list[int]:
@@ -109,10 +109,10 @@ def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clo
         relaxed = model.relax()
         if relaxed is None:
             return float("inf")
-        objective = relaxed[0] * (1 - _ROUNDING)
-        forward, backward = np.array(relaxed[1]), np.array(relaxed[2])
-        pool.separate(forward, backward)
-        if best is not None:
+        objective = relaxed * (1 - _ROUNDING)
+        forward, backward, weight = model.times()
+        pool.separate(forward, backward, weight)
+        if best is not None and weight is None:
             times = virtual_stage_times(pool.problem, best)
             pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2)
         if len(pool.paths) == sent or clock.expired():

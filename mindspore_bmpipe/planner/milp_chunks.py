@@ -2,31 +2,48 @@
 
 The program is asked for a plan at most as long as a guess between the proved bound and the best plan. If there is
 none, the guess is the new bound; coarse guesses are refuted quickly, and the paths they needed help the finer ones.
-What it finds is simulated exactly: a better plan is kept, and a plan whose step time or memory the program misjudged,
-because paths were missing or by tolerance, is cut off and the guess is tried again.
+
+At first units per virtual stage are whole numbers, but shares of a unit may take different options: times depend on
+options so little that this costs a few tenths of a percent of the bound, and saves most of the branching. An answer
+whose simulation is longer than the program thought adds the longest paths around it, and the guess is tried again.
+Its split is offered to the local search. Once such an answer is right about its time, options become whole too.
+Few actions then get a start time each (all paths at once).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
-from mindspore_bmpipe.planner.local_search import PathPool
+from mindspore_bmpipe.planner.local_search import PathPool, Times
 from mindspore_bmpipe.planner.milp import over_limit
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_counts import CountModel
-from mindspore_bmpipe.problem import Decision, Problem, virtual_stage_times
-from mindspore_bmpipe.schedule import step_times
+from mindspore_bmpipe.problem import (
+    Decision,
+    Problem,
+    simulated_ms,
+    virtual_stage_times,
+    virtual_stage_weights,
+)
 
 MAX_ACTIONS = 2000
-"""Actions up to which every one gets a variable for the last guesses; beyond, only paths bound the step time."""
+"""Actions up to which every one gets a variable once options are whole; beyond, only paths bound the step time."""
 
-_ROUNDS = 200
+_ROUNDS = 400
 _ROUNDING = 1e-9
 _FINEST = 0.8
 """Share of the accepted gap below the best plan at which the last guess lies."""
-_STEP = 0.5
+_STEP = 0.7
 """Where a guess lies between bound and best plan."""
+_NEARBY = 12
+"""Disturbed times whose longest paths are added with those of an answer."""
+_DISTURBANCE = 0.05
+_SAME_TIME = 1e-6
+"""Relative difference between an answer's time and its simulation below which no path is missing."""
 
 
 @dataclass(frozen=True)
@@ -41,64 +58,129 @@ class Proof:
     """Whether the wall clock ended it."""
 
 
-def prove(
-    problem: Problem,
-    model: CountModel,
-    pool: PathPool,
-    start_ms: float,
-    bound_ms: float,
-    limits: SolveLimits,
-    clock: Clock,
-) -> Proof:
-    """Raise the bound towards the best plan until the gap is accepted, or find better plans.
+Offer = Callable[[tuple[int, ...]], tuple[Decision, float] | None]
+"""Plans a split with exact options: the best plan known then and its step time, if better than before."""
 
-    Args:
-        problem: what is planned.
-        model: its integer program, with the paths of the pool.
-        pool: known paths.
-        start_ms: step time of the best plan, infinite without one.
-        bound_ms: what is proved already.
-        limits: gap and nodes.
-        clock: the last resort.
-    """
-    best, best_ms, proved = None, start_ms, bound_ms
-    excluded, sent = 0, len(pool.paths)
-    for _ in range(_ROUNDS):
-        if proved >= best_ms * (1 - limits.accepted_gap):
-            return Proof(best, proved, False)
-        if clock.expired():
-            return Proof(best, proved, True)
-        guess = float("inf")
-        if best_ms < float("inf"):
-            guess = min(proved + _STEP * (best_ms - proved), best_ms * (1 - _FINEST * limits.accepted_gap))
-            if best_ms - guess < 3 * limits.accepted_gap * best_ms:
-                guess = best_ms * (1 - _FINEST * limits.accepted_gap)
-            model.cut_off(guess)
+
+class Prover:
+    """Raises the bound towards the best plan until the gap is accepted, and finds better plans on the way."""
+
+    def __init__(
+        self, problem: Problem, model: CountModel, pool: PathPool, offer: Offer, limits: SolveLimits, clock: Clock
+    ) -> None:
+        """Prepare a proof.
+
+        Args:
+            problem: what is planned.
+            model: its integer program, with the paths of the pool.
+            pool: known paths.
+            offer: what to do with splits that look good.
+            limits: gap and nodes.
+            clock: the last resort.
+        """
+        self._problem, self._model, self._pool, self._offer = problem, model, pool, offer
+        self._limits, self._clock = limits, clock
+        self._best: Decision | None = None
+        self._best_ms = float("inf")
+        self._proved = 0.0
+        self._held = 0.0
+        """The guess, kept until it is refuted or reached."""
+        self._sent = len(pool.paths)
+        self._excluded = 0
+        self._whole = True
+        self._generator = np.random.default_rng(limits.seed)
+
+    def run(self, start_ms: float, bound_ms: float) -> Proof:
+        """Prove.
+
+        Args:
+            start_ms: step time of the best plan, infinite without one.
+            bound_ms: what is proved already.
+        """
+        self._best_ms, self._proved = start_ms, bound_ms
+        self._let_vary(start_ms < float("inf"))
         try:
-            decision, bound, complete = model.solve(None, 0.0, clock.remaining(), limits.node_limit)
+            for _ in range(_ROUNDS):
+                if self._proved >= self._best_ms * (1 - self._limits.accepted_gap) or self._clock.expired():
+                    break
+                if not self._round():
+                    break
         except SolverError:
-            return Proof(best, proved, False)
-        proved = max(proved, min(bound * (1 - _ROUNDING), guess))
-        if DEBUG: print("   guess",guess,"found",decision is not None,"bound",proved,complete,len(pool.paths),round(clock.elapsed(),1),flush=True)
+            # The plan stands without the solver; only the proof is weaker.
+            return Proof(self._best, self._proved, False)
+        accepted = self._proved >= self._best_ms * (1 - self._limits.accepted_gap)
+        return Proof(self._best, self._proved, self._clock.expired() and not accepted)
+
+    def _let_vary(self, vary: bool) -> None:
+        self._whole = not vary
+        self._model.let_options_vary(vary)
+
+    def _guess(self) -> float:
+        finest = self._best_ms * (1 - _FINEST * self._limits.accepted_gap)
+        if not self._proved < self._held < self._best_ms:
+            self._held = self._proved + _STEP * (self._best_ms - self._proved)
+        return finest if self._best_ms - self._held < 3 * self._limits.accepted_gap * self._best_ms else self._held
+
+    def _round(self) -> bool:
+        """Try one guess; whether there is anything left to try."""
+        limits, model = self._limits, self._model
+        guess = float("inf")
+        if self._best_ms < float("inf"):
+            guess = self._guess()
+            model.cut_off(guess)
+        decision, bound, complete = model.solve(None, 0.0, self._clock.remaining(), limits.node_limit)
+        self._proved = max(self._proved, min(bound * (1 - _ROUNDING), guess))
+        if DEBUG:
+            print(f"   whole {self._whole} guess {guess:.1f} found {decision is not None} bound {self._proved:.1f} best {self._best_ms:.1f}",
+                  complete, len(self._pool.paths), round(self._clock.elapsed(), 1), flush=True)
         if decision is None:
-            if complete:
-                continue
-            return Proof(best, proved, clock.expired())
-        over = over_limit(problem, decision)
+            if complete and guess == float("inf"):
+                self._proved = float("inf")
+            return complete and guess < float("inf")
+        return self._shares(model.times()) if not self._whole else self._units(decision, complete)
+
+    def _shares(self, times: tuple[Times, Times, Times | None]) -> bool:
+        """Learn from an answer whose options are shares of units."""
+        wanted = self._model.step_ms()
+        found = self._offer(tuple(self._model.rounded_split()))
+        if found is not None and found[1] < self._best_ms:
+            self._best, self._best_ms = found
+        real = float(simulated_ms(self._problem, *times)[0])
+        if real <= wanted * (1 + _SAME_TIME):
+            self._let_vary(False)
+            if 2 * self._problem.virtual_stages * self._problem.micro_batches <= MAX_ACTIONS:
+                self._model.add_start_times()
+            return True
+        return self._learn(times)
+
+    def _units(self, decision: Decision, complete: bool) -> bool:
+        """Learn from an answer with whole units."""
+        over = over_limit(self._problem, decision)
         for stage in over:
-            model.exclude(decision, stage, excluded)
-            excluded += 1
-        times = virtual_stage_times(problem, decision)
+            self._model.exclude(decision, stage, self._excluded)
+            self._excluded += 1
+        times = (*virtual_stage_times(self._problem, decision), virtual_stage_weights(self._problem, decision))
+        real = float(simulated_ms(self._problem, *times)[0])
         progress = bool(over)
-        if not over:
-            total = float(step_times(pool.schedule, *times, problem.transfer_ms)[0])
-            if total < best_ms:
-                best, best_ms, progress = decision, total, True
-        progress = pool.separate(*times) or progress
-        if not progress:
-            return Proof(best, proved, clock.expired())
-        for path in pool.paths[sent:]:
-            model.add_path(path)
-        sent = len(pool.paths)
-    return Proof(best, proved, False)
-DEBUG=False
+        if not over and real < self._best_ms and (complete or not self._clock.expired()):
+            self._best, self._best_ms, progress = decision, real, True
+        forward, backward = np.array(times[0]), np.array(times[1])
+        weight = None if times[2] is None else np.array(times[2])
+        return self._learn((forward, backward, weight)) or progress
+
+    def _learn(self, times: tuple[Times, Times, Times | None]) -> bool:
+        """Add the longest paths of these and nearby times; whether there were new ones."""
+        forward, backward, weight = times
+        self._pool.separate(forward, backward, weight)
+        for _ in range(_NEARBY):
+            noise = 1 + _DISTURBANCE * self._generator.standard_normal((2, len(forward)))
+            apart = None if weight is None else weight * noise[1]
+            self._pool.separate(forward * noise[0], backward * noise[1], apart)
+        fresh = self._pool.paths[self._sent :]
+        for path in fresh:
+            self._model.add_path(path)
+        self._sent = len(self._pool.paths)
+        return bool(fresh)
+
+
+DEBUG = False

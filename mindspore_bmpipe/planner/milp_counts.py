@@ -25,12 +25,14 @@ import itertools
 from collections.abc import Sequence
 
 import mip
+import numpy as np
 
 from mindspore_bmpipe.planner.base import SolveLimits
+from mindspore_bmpipe.planner.local_search import Times
 from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax, skip_heuristics
 from mindspore_bmpipe.planner.quiet import silenced
 from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants
-from mindspore_bmpipe.schedule import PathCounts, dependency_graph, extreme_rows, in_flight_rows
+from mindspore_bmpipe.schedule import PathCounts, dependency_graph, extreme_rows, in_flight_rows, splits_backward
 
 _MEMORY_SCALE = 1e4
 """What a stage's limit becomes in the model: large against the solver's tolerance, small enough to stay well scaled."""
@@ -44,6 +46,7 @@ class CountModel:
         self.problem = problem
         self._largest_limit = max(problem.memory_limit_bytes)
         self.schedule = schedule_of(problem)
+        self._splits = splits_backward(self.schedule)
         self._time_unit = problem.ideal_ms / TIME_SCALE
         with silenced():
             self.model = new_model(limits, solver)
@@ -55,6 +58,7 @@ class CountModel:
             self._cut_sides: list[tuple[mip.Var, int, int]] = []
             self._pin_choices: list[tuple[mip.Var, int, int]] = []
             self._totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
+            self._run_totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
             self._add_totals()
             self._add_placement()
             self._add_order()
@@ -97,6 +101,12 @@ class CountModel:
                 total = self.model.add_var(name=name, var_type=mip.INTEGER, lb=len(members), ub=problem.units)
                 self.model.add_constr(total == mip.xsum(var for key in keys for var in self._counts[key]), name=f"sum_{name}")
                 self._totals.append((total, keys))
+        for index in range(len(problem.runs) if len(problem.runs) > 1 else 0):
+            for virtual in range(problem.virtual_stages):
+                if (index, virtual) in self._counts:
+                    units = self.model.add_var(name=f"units_{index}_{virtual}", var_type=mip.INTEGER, lb=0)
+                    self.model.add_constr(units == mip.xsum(self._counts[index, virtual]), name=f"sum_units_{index}_{virtual}")
+                    self._run_totals.append((units, ((index, virtual),)))
         for size in (1, problem.chunks):
             some = [total for total, keys in self._totals if len({virtual for _, virtual in keys}) == size]
             self.model.add_constr(mip.xsum(some) == problem.units, name=f"all_units_{size}")
@@ -234,24 +244,34 @@ class CountModel:
             self.model.add_constr(mip.xsum(choices) == 1, name=f"pin_{number}")
 
     def _add_times(self) -> tuple[list[mip.Var], list[mip.Var]]:
-        problem, unit = self.problem, self._time_unit
+        problem = self.problem
         forward, backward = [], []
-        for virtual in range(problem.virtual_stages):
+        self._weight: list[mip.Var] = []
+        for virtual, stage in enumerate(self.schedule.stage_of_virtual):
+            unit = self._time_unit * problem.speeds[stage]
             forward.append(self.model.add_var(name=f"F_{virtual}", lb=0.0))
             backward.append(self.model.add_var(name=f"B_{virtual}", lb=0.0))
-            forward_terms, backward_terms = [], []
+            forward_terms, backward_terms, weight_terms = [], [], []
             for index, run in enumerate(problem.runs):
                 for option, var in zip(run.options, self._counts.get((index, virtual), []), strict=False):
                     forward_terms.append(run.forward_ms / unit * var)
+                    weight_terms.append(run.split_weight_ms / unit * var)
                     backward_terms.append((run.backward_ms + option.extra_backward_ms) / unit * var)
             self.model.add_constr(forward[-1] == mip.xsum(forward_terms), name=f"forward_{virtual}")
             self.model.add_constr(backward[-1] == mip.xsum(backward_terms), name=f"backward_{virtual}")
+            if self._splits:
+                self._weight.append(self.model.add_var(name=f"W_{virtual}", lb=0.0))
+                self.model.add_constr(self._weight[-1] == mip.xsum(weight_terms), name=f"weight_{virtual}")
         return forward, backward
 
     def add_path(self, path: PathCounts) -> None:
         """T is at least as long as this path."""
         terms = [count * var for count, var in zip(path.forward, self._forward, strict=True) if count]
         terms += [count * var for count, var in zip(path.backward, self._backward, strict=True) if count]
+        for virtual, var in enumerate(self._weight):
+            apart = path.weight[virtual] - path.backward[virtual]
+            if apart:
+                terms.append(apart * var)
         constant = path.transfers * self.problem.transfer_ms / self._time_unit
         with silenced():
             self.model.add_constr(self.step >= mip.xsum(terms) + constant)
@@ -260,6 +280,12 @@ class CountModel:
         """One end time per action and one row per dependency: all paths at once. Returns the number of actions."""
         graph, unit = dependency_graph(self.schedule), self._time_unit
         durations = [*self._forward, *self._backward]
+        if self._splits:
+            durations[len(self._forward) :] = [
+                *(whole - part for whole, part in zip(self._backward, self._weight, strict=True)),
+                *self._weight,
+                *self._backward,
+            ]
         transfer = self.problem.transfer_ms / unit
         followed = set(graph.stage_predecessor.tolist()) | set(graph.data_predecessor.tolist())
         with silenced():
@@ -284,14 +310,29 @@ class CountModel:
         with silenced():
             self.step.ub = step_ms / self._time_unit
 
-    def relax(self) -> tuple[float, list[float], list[float]] | None:
-        """Step time and times of the virtual stages in the linear relaxation; `None` if it has no feasible point."""
-        if not relax(self.model):
-            return None
-        unit = self._time_unit
-        forward = [max(0.0, float(var.x)) * unit for var in self._forward]
-        backward = [max(0.0, float(var.x)) * unit for var in self._backward]
-        return float(self.step.x) * unit, forward, backward
+    def let_options_vary(self, vary: bool) -> None:
+        """Let shares of units take different options, or not. Units per virtual stage stay whole numbers."""
+        kind = mip.CONTINUOUS if vary else mip.INTEGER
+        with silenced():
+            for variables in self._counts.values():
+                for var in variables:
+                    var.var_type = kind
+
+    def relax(self) -> float | None:
+        """Step time of the linear relaxation; `None` if it has no feasible point. `times` gives those of its stages."""
+        return float(self.step.x) * self._time_unit if relax(self.model) else None
+
+    def step_ms(self) -> float:
+        """Step time of what was solved last, as far as the known paths tell."""
+        return float(self.step.x) * self._time_unit
+
+    def times(self) -> tuple[Times, Times, Times | None]:
+        """Forward, whole backward and weight gradients in it of each virtual stage, of what was solved last."""
+        forward, backward, weight = (
+            np.array([max(0.0, float(var.x)) * self._time_unit for var in variables])
+            for variables in (self._forward, self._backward, self._weight)
+        )
+        return forward, backward, weight if self._splits else None
 
     def relaxed_units(self) -> list[float]:
         """Units of each virtual stage in the relaxation solved last."""
@@ -299,6 +340,10 @@ class CountModel:
             sum(float(var.x) for index in range(len(self.problem.runs)) for var in self._counts.get((index, virtual), []))
             for virtual in range(self.problem.virtual_stages)
         ]
+
+    def rounded_split(self) -> list[int]:
+        """First unit of each virtual stage, and the number of units, of the answer found last."""
+        return [0, *np.cumsum(np.round(self.relaxed_units())).astype(int).tolist()]
 
     def solve(
         self, start: Decision | None, start_ms: float, seconds: float, nodes: int
@@ -338,11 +383,13 @@ class CountModel:
         until: dict[int, int] = {}
         total = 0
         for virtual in range(problem.virtual_stages):
-            forward = backward = 0.0
+            forward = backward = weight = 0.0
+            unit = self._time_unit * problem.speeds[self.schedule.stage_of_virtual[virtual]]
             for index, run in enumerate(problem.runs):
                 by_option = decision.counts[index][virtual]
                 total += sum(by_option)
                 forward += sum(by_option) * run.forward_ms
+                weight += sum(by_option) * run.split_weight_ms
                 backward += sum(
                     count * (run.backward_ms + option.extra_backward_ms)
                     for count, option in zip(by_option, run.options, strict=True)
@@ -351,10 +398,12 @@ class CountModel:
                     values.append((var, count))
             until[virtual] = total
             values += [(self._forward[virtual], forward / unit), (self._backward[virtual], backward / unit)]
+            if self._splits:
+                values.append((self._weight[virtual], weight / unit))
         for (index, virtual), var in self._done.items():
             placed = sum(sum(by_option) for by_option in decision.counts[index][: virtual + 1])
             values.append((var, float(placed == problem.runs[index].count)))
-        for total_var, keys in self._totals:
+        for total_var, keys in (*self._totals, *self._run_totals):
             values.append((total_var, sum(sum(decision.counts[index][virtual]) for index, virtual in keys)))
         for (stage, level), var in self._levels.items():
             values.append((var, float(self._uses_level(decision, stage, level))))
