@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_supported
+from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_settled
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.problem_data import Option, Pin, Problem, Run, schedule_of
-from mindspore_bmpipe.schedule import in_flight_rows, splits_backward, step_times
+from mindspore_bmpipe.schedule import in_flight_rows, lookup, splits_backward, step_times
 
 __all__ = [
     "Bubble",
@@ -412,34 +412,38 @@ def problem_from_config(
     shared_saved_bytes: int = 0,
     forbidden_cuts: frozenset[int] = frozenset(),
 ) -> Problem:
-    """The planning problem of evaluated costs and a CONFIG. `chunks` defaults to 1, `schedule` to 1f1b.
+    """The planning problem of evaluated costs and a CONFIG. `chunks` defaults to 2 for zero_bubble_v and to 1 else,
+    `schedule` to 1f1b for one chunk and to interleaved for more.
 
     `recompute_options` keeps the named options of each run; a run that has none of them keeps all of its own, so that
     embeddings and heads with a single option need not be named.
 
     Raises:
-        InputError: a needed key is missing, or this version cannot plan what is asked.
+        InputError: a needed key is missing or not settled, or MindSpore refuses the schedule.
     """
-    require_supported(config)
+    require_settled(config)
     stages, micro_batches, limit = config.stages, config.micro_batches, config.memory_limit
     missing = [key for key in ("stages", "micro_batches", "memory_limit") if getattr(config, key) is None]
     if stages is None or micro_batches is None or limit is None:
         raise InputError(f"config: {', '.join(missing)} is missing; a plan needs it")
     assert config.chunks != AUTO and config.schedule != AUTO
+    chunks = int(config.chunks or lookup(config.schedule or "1f1b").min_chunks)
+    schedule = config.schedule or ("1f1b" if chunks == 1 else "interleaved")
     kept = tuple(runs)
     if config.recompute_options is not None:
         kept = _with_options(kept, config.recompute_options)
     return Problem(
         runs=kept,
-        schedule=config.schedule or "1f1b",
+        schedule=schedule,
         stages=stages,
-        chunks=int(config.chunks or 1),
+        chunks=chunks,
         micro_batches=micro_batches,
         memory_limit_bytes=(limit,) * stages if isinstance(limit, int) else limit,
         stage_constant_bytes=stage_constant_bytes,
         shared_saved_bytes=shared_saved_bytes,
         transfer_ms=transfer_ms,
         forbidden_cuts=forbidden_cuts,
+        stage_speeds=config.stage_speeds or (),
         pins=tuple(resolve_pin(kept, pin, f"pins[{index}]") for index, pin in enumerate(config.pins or ())),
     )
 

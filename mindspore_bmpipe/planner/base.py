@@ -71,6 +71,8 @@ class SolveLimits:
     """Gap at which a plan counts as optimal, at least 0."""
     node_limit: int = 20_000
     """Branch-and-bound nodes of one solver call, at least 1."""
+    effort: float = 1.0
+    """Factor on all other work, above 0: less for a first look, more for a search that may take longer."""
 
     @property
     def accepted_gap(self) -> float:
@@ -85,6 +87,8 @@ class SolveLimits:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise InputError(f"{name}: {value!r} is not allowed; give an integer of at least {minimum}")
+        if not self.effort > 0:
+            raise InputError(f"effort: {self.effort!r} is not allowed; give a number above 0")
         if not self.time_limit_s > 0:
             raise InputError(f"time_limit: {self.time_limit_s!r} is not allowed; give seconds greater than 0")
         if not 0 <= self.relative_gap < 1:

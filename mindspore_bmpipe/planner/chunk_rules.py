@@ -14,8 +14,8 @@ from mindspore_bmpipe.problem import Problem, schedule_of
 
 IntArray = npt.NDArray[np.int64]
 
-_MIX = 0x9E3779B97F4A7C15
-"""Multiplier of a mixing hash (golden ratio), so that different groups get different sums."""
+_SEED = 20250
+"""Seed of the random weights that tell groups apart by one sum each."""
 
 
 class ChunkRules:
@@ -45,7 +45,7 @@ class ChunkRules:
         problem = self.problem
         size = problem.units + 1
         with np.errstate(over="ignore"):
-            weights = (np.arange(1, len(problem.runs) + 1, dtype=np.uint64) * np.uint64(_MIX)) ** np.uint64(3)
+            weights = np.random.default_rng(_SEED).integers(0, 2**64, len(problem.runs), dtype=np.uint64)
             hashed = (self._before.astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64)
             codes = hashed[None, :] - hashed[:, None]
         low, high = np.triu_indices(size, 1)

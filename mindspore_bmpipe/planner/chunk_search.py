@@ -39,6 +39,8 @@ _MOST_PATHS = 250
 """Paths kept from one descent to the next."""
 _LIST_WORK, _PRICE_WORK = 150.0, 0.5
 """Work of listing the choices of a stage, and of finding the cheapest of them."""
+_DESCENTS_PER_CUT = 4
+"""Descents for every cut, at most, so that small problems are not searched over and over."""
 _NEAR = 0.985
 """Paths longer than this share of the step time count in comparing plans of equal time."""
 
@@ -281,7 +283,9 @@ class ChunkSearch:
             self.best = point
         return point
 
-    def explore(self, starts: list[tuple[int, ...]], clock: Clock, seed: int, budget: float) -> None:
+    def explore(
+        self, starts: list[tuple[int, ...]], clock: Clock, seed: int, budget: float, enough_ms: float = 0.0
+    ) -> None:
         """Descend from the given splits, then from random ones near them and near the best, until the budget is used.
 
         Args:
@@ -289,10 +293,14 @@ class ChunkSearch:
             clock: the last resort.
             seed: seed of the random splits.
             budget: work to do in all.
+            enough_ms: step time at which to stop.
         """
         generator = np.random.default_rng(seed)
         number = 0
-        while self.work < budget and not clock.expired():
+        most = len(starts) + _DESCENTS_PER_CUT * (self.problem.virtual_stages - 1)
+        while number < most and self.work < budget and not clock.expired():
+            if self.best is not None and self.best.excess_bytes == 0 and self.best.time_ms <= enough_ms:
+                return
             if number < len(starts):
                 split = starts[number]
             elif number % 2 and self.best is not None:

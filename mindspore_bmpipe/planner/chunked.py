@@ -60,7 +60,7 @@ def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver:
     baseline = even.plan(problem, limits).decision
     starts = [split for split in (rounded, nearest, None if baseline is None else _split_of(baseline)) if split]
     deadline = clock.part(_SEARCH_SHARE)
-    search.explore(starts, deadline, limits.seed, _SEARCH_WORK)
+    search.explore(starts, deadline, limits.seed, limits.effort * _SEARCH_WORK, bound * (1 + limits.accepted_gap / 2))
     best = _better(problem, baseline, search)
     timed_out = deadline.expired()
     if model is not None:
@@ -68,7 +68,7 @@ def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver:
         for path in pool.paths[sent:]:
             model.add_path(path)
         time = float("inf") if best is None else evaluate(problem, best).step_time_ms
-        prover = Prover(problem, model, pool, lambda split: _offer(search, split, clock), limits, clock)
+        prover = Prover(problem, model, pool, lambda split: _offer(search, split, clock), limits, clock, solver)
         proof = prover.run(time, bound)
         bound = max(bound, proof.bound_ms)
         timed_out = timed_out or proof.timed_out

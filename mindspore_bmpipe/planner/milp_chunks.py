@@ -42,6 +42,8 @@ _STEP = 0.7
 _NEARBY = 12
 """Disturbed times whose longest paths are added with those of an answer."""
 _DISTURBANCE = 0.05
+_SHARES_UNTIL = 0.004
+"""Gap below which options become whole at once where every action gets a start time: shares rarely go further."""
 _SAME_TIME = 1e-6
 """Relative difference between an answer's time and its simulation below which no path is missing."""
 
@@ -66,7 +68,14 @@ class Prover:
     """Raises the bound towards the best plan until the gap is accepted, and finds better plans on the way."""
 
     def __init__(
-        self, problem: Problem, model: CountModel, pool: PathPool, offer: Offer, limits: SolveLimits, clock: Clock
+        self,
+        problem: Problem,
+        model: CountModel,
+        pool: PathPool,
+        offer: Offer,
+        limits: SolveLimits,
+        clock: Clock,
+        solver: str | None = None,
     ) -> None:
         """Prepare a proof.
 
@@ -77,7 +86,9 @@ class Prover:
             offer: what to do with splits that look good.
             limits: gap and nodes.
             clock: the last resort.
+            solver: name of the solver; the first that loads if `None`.
         """
+        self._solver = solver
         self._problem, self._model, self._pool, self._offer = problem, model, pool, offer
         self._limits, self._clock = limits, clock
         self._best: Decision | None = None
@@ -88,6 +99,8 @@ class Prover:
         self._sent = len(pool.paths)
         self._excluded = 0
         self._whole = True
+        self._has_all_paths = False
+        self._is_small = 2 * problem.virtual_stages * problem.micro_batches <= MAX_ACTIONS
         self._generator = np.random.default_rng(limits.seed)
 
     def run(self, start_ms: float, bound_ms: float) -> Proof:
@@ -100,7 +113,7 @@ class Prover:
         self._best_ms, self._proved = start_ms, bound_ms
         self._let_vary(start_ms < float("inf"))
         try:
-            for _ in range(_ROUNDS):
+            for _ in range(max(1, int(_ROUNDS * self._limits.effort))):
                 if self._proved >= self._best_ms * (1 - self._limits.accepted_gap) or self._clock.expired():
                     break
                 if not self._round():
@@ -124,11 +137,13 @@ class Prover:
     def _round(self) -> bool:
         """Try one guess; whether there is anything left to try."""
         limits, model = self._limits, self._model
+        if self._is_small and not self._whole and self._proved > self._best_ms * (1 - _SHARES_UNTIL):
+            self._make_whole()
         guess = float("inf")
         if self._best_ms < float("inf"):
             guess = self._guess()
-            model.cut_off(guess)
-        decision, bound, complete = model.solve(None, 0.0, self._clock.remaining(), limits.node_limit)
+            model.cut_off(guess, heuristics=self._has_all_paths)
+        decision, bound, complete = model.solve(None, 0.0, self._clock.remaining(), max(1, int(limits.node_limit * limits.effort)))
         self._proved = max(self._proved, min(bound * (1 - _ROUNDING), guess))
         if DEBUG:
             print(f"   whole {self._whole} guess {guess:.1f} found {decision is not None} bound {self._proved:.1f} best {self._best_ms:.1f}",
@@ -147,11 +162,17 @@ class Prover:
             self._best, self._best_ms = found
         real = float(simulated_ms(self._problem, *times)[0])
         if real <= wanted * (1 + _SAME_TIME):
-            self._let_vary(False)
-            if 2 * self._problem.virtual_stages * self._problem.micro_batches <= MAX_ACTIONS:
-                self._model.add_start_times()
+            self._make_whole()
             return True
         return self._learn(times)
+
+    def _make_whole(self) -> None:
+        self._let_vary(False)
+        if self._is_small:
+            # Start times hold all paths; the rows of single ones would only be in the way.
+            self._model = CountModel(self._problem, self._limits, self._solver)
+            self._model.add_start_times()
+            self._has_all_paths = True
 
     def _units(self, decision: Decision, complete: bool) -> bool:
         """Learn from an answer with whole units."""
@@ -177,10 +198,10 @@ class Prover:
             apart = None if weight is None else weight * noise[1]
             self._pool.separate(forward * noise[0], backward * noise[1], apart)
         fresh = self._pool.paths[self._sent :]
-        for path in fresh:
+        for path in () if self._has_all_paths else fresh:
             self._model.add_path(path)
         self._sent = len(self._pool.paths)
-        return bool(fresh)
+        return bool(fresh) and not self._has_all_paths
 
 
 DEBUG = False

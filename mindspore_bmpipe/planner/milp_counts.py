@@ -304,9 +304,10 @@ class CountModel:
                     self.model.add_constr(self.step >= end)
         return graph.size
 
-    def cut_off(self, step_ms: float) -> None:
-        """Only plans at most this long are of interest, and perhaps there are none."""
-        skip_heuristics(self.model)
+    def cut_off(self, step_ms: float, heuristics: bool) -> None:
+        """Only plans at most this long are of interest, and perhaps there are none, so heuristics may waste time."""
+        if not heuristics:
+            skip_heuristics(self.model)
         with silenced():
             self.step.ub = step_ms / self._time_unit
 
