@@ -56,7 +56,7 @@ class CountModel:
             self._done: dict[tuple[int, int], mip.Var] = {}
             self._levels: dict[tuple[int, int], mip.Var] = {}
             self._cut_sides: list[tuple[mip.Var, int, int]] = []
-            self._pin_choices: list[tuple[mip.Var, int, int]] = []
+            self._pin_choices: list[tuple[mip.Var, int, int, int]] = []
             self._totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
             self._run_totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
             self._add_totals()
@@ -224,16 +224,15 @@ class CountModel:
                 )
 
     def _add_pins(self) -> None:
-        """A pinned range lies in one chunk of its stage: other stages' units lie between two chunks."""
+        """A pinned range lies in neighbouring virtual stages of its stage: elsewhere other stages' units lie between."""
         problem = self.problem
         for number, pin in enumerate(problem.pins):
-            virtuals = self.schedule.virtual_of_chunk[pin.stage]
             choices = []
-            for virtual in virtuals:
+            for virtual, final in _intervals(list(self.schedule.virtual_of_chunk[pin.stage])):
                 chosen = self.model.add_var(name=f"pin_{number}_{virtual}", var_type=mip.BINARY)
                 choices.append(chosen)
-                self._pin_choices.append((chosen, virtual, pin.first_unit))
-                through = mip.xsum(self._units_until(index, virtual) for index in range(len(problem.runs)))
+                self._pin_choices.append((chosen, virtual, final, pin.first_unit))
+                through = mip.xsum(self._units_until(index, final) for index in range(len(problem.runs)))
                 self.model.add_constr(through >= (pin.last_unit + 1) * chosen, name=f"pin_end_{number}_{virtual}")
                 if virtual:
                     before = mip.xsum(self._units_until(index, virtual - 1) for index in range(len(problem.runs)))
@@ -410,9 +409,9 @@ class CountModel:
             values.append((var, float(self._uses_level(decision, stage, level))))
         for var, virtual, high in self._cut_sides:
             values.append((var, float(until[virtual] > high)))
-        for var, virtual, first in self._pin_choices:
+        for var, virtual, final, first in self._pin_choices:
             before = until[virtual - 1] if virtual else 0
-            values.append((var, float(before <= first < until[virtual])))
+            values.append((var, float(before <= first < until[final])))
         return values
 
     def _uses_level(self, decision: Decision, stage: int, level: int) -> bool:
