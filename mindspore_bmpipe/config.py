@@ -29,9 +29,6 @@ MINDSPORE_SCHEDULES = (
 )
 """Every pipeline schedule MindSpore can compile."""
 
-SUPPORTED_SCHEDULES = ("gpipe", "1f1b")
-"""The schedules this version can plan for."""
-
 _BYTE_UNITS = {
     "b": 1,
     **{f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
@@ -87,6 +84,8 @@ class Config:
     """Names of the recompute options the planner may use."""
     pins: tuple[PinSpec, ...] | None = None
     """Units tied to stages."""
+    stage_speeds: tuple[float, ...] | None = None
+    """Speed of each stage's devices relative to those the costs are for, one per stage, above 0."""
     time_limit: float | None = None
     """Seconds the planner may take, greater than 0."""
     seed: int | None = None
@@ -186,6 +185,16 @@ def _pins(value: object, where: str) -> tuple[PinSpec, ...]:
     return tuple(pins)
 
 
+def _speeds(value: object, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{where}: {value!r} is not allowed; give one number above 0 per stage, such as [1, 1, 0.8]")
+    for index, entry in enumerate(value):
+        number = isinstance(entry, int | float) and not isinstance(entry, bool)
+        if not number or not math.isfinite(entry) or entry <= 0:
+            raise InputError(f"{where}[{index}]: {entry!r} is not allowed; give a number above 0")
+    return tuple(float(entry) for entry in value)
+
+
 def _seconds(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise InputError(f"{where}: {value!r} is not allowed; give a number of seconds greater than 0")
@@ -208,6 +217,7 @@ _PARSERS: dict[str, Callable[[object, str], Any]] = {
     "optimizer_shard_level": _integer(0, 3),
     "recompute_options": _names,
     "pins": _pins,
+    "stage_speeds": _speeds,
     "time_limit": _seconds,
     "seed": _integer(0, 2**31 - 1),
 }
@@ -231,6 +241,11 @@ def parse_config(mapping: Mapping[str, object], where: str = "config") -> Config
     if isinstance(limits, tuple) and config.stages is not None and len(limits) != config.stages:
         raise InputError(
             f"{where}: memory_limit has {len(limits)} sizes for {config.stages} stages; give one size, or one per stage"
+        )
+    speeds = config.stage_speeds
+    if speeds is not None and config.stages is not None and len(speeds) != config.stages:
+        raise InputError(
+            f"{where}: stage_speeds has {len(speeds)} speeds for {config.stages} stages; give one per stage"
         )
     return config
 
@@ -272,24 +287,16 @@ def load_config(path: str | Path) -> Config:
     return parse_config({} if data is None else data, str(path))
 
 
-def require_supported(config: Config, where: str = "config") -> None:
-    """Refuse what MindSpore has but this version cannot plan.
+def require_settled(config: Config, where: str = "config") -> None:
+    """Refuse what is still left to the planner where one problem is posed.
 
     Raises:
-        InputError: an `auto` value, another schedule than `SUPPORTED_SCHEDULES`, or more than one chunk.
+        InputError: an `auto` value.
     """
-    schedules = " or ".join(SUPPORTED_SCHEDULES)
     for key, remedy in (
-        ("chunks", "give chunks: 1"),
-        ("schedule", f"give {schedules}"),
+        ("chunks", "give a number"),
+        ("schedule", f"give one of {', '.join(MINDSPORE_SCHEDULES)}"),
         ("micro_batch_size", "give a number"),
     ):
         if getattr(config, key) == AUTO:
-            raise InputError(f"{where}: {key}: {AUTO} cannot be planned by this version; {remedy}")
-    if config.schedule is not None and config.schedule not in SUPPORTED_SCHEDULES:
-        raise InputError(
-            f"{where}: schedule: {config.schedule} is a MindSpore schedule that this version cannot plan; "
-            f"give {schedules}"
-        )
-    if isinstance(config.chunks, int) and config.chunks > 1:
-        raise InputError(f"{where}: chunks: {config.chunks} cannot be planned by this version; give chunks: 1")
+            raise InputError(f"{where}: {key}: {AUTO} is not settled here; {remedy}")

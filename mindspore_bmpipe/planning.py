@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspore_bmpipe.config import Config
+from mindspore_bmpipe.config import AUTO, Config
 from mindspore_bmpipe.costs.hardware import Hardware, Link, load_hardware
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost, evaluate_costs
 from mindspore_bmpipe.costs.static_memory import StaticSettings
@@ -25,7 +25,8 @@ from mindspore_bmpipe.plan import (
     StagePlan,
     UnitPlan,
 )
-from mindspore_bmpipe.planner import Solution, SolveLimits, Status, solve
+from mindspore_bmpipe.planner import Solution, SolveLimits, Status
+from mindspore_bmpipe.planner.choices import Candidate, settled_configs, solve_best
 from mindspore_bmpipe.problem import (
     Decision,
     Option,
@@ -35,6 +36,7 @@ from mindspore_bmpipe.problem import (
     evaluate,
     expand_decision,
     problem_from_config,
+    schedule_of,
 )
 
 DEFAULT_HARDWARE = "ascend910b"
@@ -83,6 +85,8 @@ class Subject:
     """Settings, with everything resolved that the costs were evaluated for."""
     notes: tuple[str, ...]
     """What a reader should know."""
+    alternatives: tuple[Subject, ...] = ()
+    """The same with other micro-batch sizes and numbers, where the planner may choose."""
 
 
 def subject_of_layers(table: LayerTable, source: str, config: Config) -> Subject:
@@ -110,6 +114,9 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
     Raises:
         InputError: settings that the network or this version cannot honour.
     """
+    if config.micro_batch_size == AUTO:
+        first, *others = (subject_of_network(costs, sized) for sized in _micro_batch_sizes(costs.graph, config))
+        return replace(first, alternatives=tuple(others))
     resolved, hardware, notes = resolve_config(costs.graph, config)
     sizes = input_sizes(costs.graph, resolved)
     static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
@@ -204,6 +211,16 @@ def input_sizes(graph: CellGraph, config: Config) -> dict[str, int]:
     return sizes
 
 
+def _micro_batch_sizes(graph: CellGraph, config: Config) -> list[Config]:
+    """Every way to cut the samples of a step, micro_batches times the size without `auto`, into micro-batches."""
+    default = replace(config, micro_batch_size=None)
+    if config.micro_batches is None or BATCH not in graph.symbols:
+        return [default]
+    samples = config.micro_batches * input_sizes(graph, default)[BATCH]
+    sizes = [size for size in range(1, samples + 1) if samples % size == 0]
+    return [replace(config, micro_batch_size=size, micro_batches=samples // size) for size in sizes]
+
+
 def pose(subject: Subject) -> Problem:
     """The problem a planner is given."""
     return problem_from_config(
@@ -213,13 +230,42 @@ def pose(subject: Subject) -> Problem:
 
 def solve_subject(subject: Subject, planner: str = "bmpipe") -> tuple[Problem, Solution]:
     """Pose and solve."""
-    problem = pose(subject)
     limits = SolveLimits()
     if subject.config.time_limit is not None:
         limits = replace(limits, time_limit_s=subject.config.time_limit)
     if subject.config.seed is not None:
         limits = replace(limits, seed=subject.config.seed)
-    return problem, solve(problem, planner, limits)
+    return solve_best(_candidates(subject), planner, limits)
+
+
+def _candidates(subject: Subject) -> list[Candidate]:
+    """Every problem that the settings leave the choice of."""
+    found, refused = [], None
+    for sized in (subject, *subject.alternatives):
+        try:
+            configs = settled_configs(sized.config, len(sized.units))
+            for config in configs:
+                problem = pose(replace(sized, config=config))
+                label = f"{problem.schedule} with {problem.chunks} chunk(s)"
+                if subject.alternatives:
+                    label += f" and {problem.micro_batches} micro-batches of {config.micro_batch_size}"
+                found.append(Candidate(label, problem))
+        except InputError as error:
+            refused = error
+    if refused is not None and not found:
+        raise refused
+    return found
+
+
+def _settled(subject: Subject, micro_batches: int, schedule: str, chunks: int) -> Subject:
+    """The subject with what the planner chose in place of `auto`."""
+    for sized in (subject, *subject.alternatives):
+        if sized.config.micro_batches == micro_batches or not subject.alternatives:
+            config = sized.config
+            if AUTO in (config.schedule, config.chunks):
+                config = replace(config, schedule=schedule, chunks=chunks)
+            return replace(sized, config=config, alternatives=())
+    raise InputError(f"micro_batches: {micro_batches} of the plan is no way to cut the samples of a step")
 
 
 def make_plan(subject: Subject, planner: str = "bmpipe") -> Plan:
@@ -248,6 +294,7 @@ def no_plan_error(solution: Solution) -> BmpipeError:
 def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
     """Put the answer back on the subject's units."""
     assert solution.decision is not None and solution.step_time_ms is not None
+    subject = _settled(subject, problem.micro_batches, problem.schedule, problem.chunks)
     evaluation = evaluate(problem, solution.decision)
     placements = expand_decision(problem, solution.decision)
     chunk_units: dict[tuple[int, int], dict[str, dict[str, int]]] = {}
@@ -320,6 +367,8 @@ def check_plan(plan: Plan, subject: Subject) -> list[str]:
             f"the plan was made for another network ({plan.source}, {plan.fingerprint[:12]}) than {subject.source} "
             f"({subject.fingerprint[:12]}): units, cells or weights differ; plan this network"
         )
+    chosen = plan.settings
+    subject = _settled(subject, chosen["micro_batches"], chosen["schedule"], chosen["chunks"])
     problem = pose(subject)
     wrong: list[str] = []
     if len(plan.stages) != problem.stages:
@@ -340,6 +389,7 @@ def check_plan(plan: Plan, subject: Subject) -> list[str]:
 def _decision(plan: Plan, problem: Problem, wrong: list[str]) -> Decision | None:
     counts = [[[0] * len(run.options) for _ in range(problem.virtual_stages)] for run in problem.runs]
     unit_runs = [index for index, run in enumerate(problem.runs) for _ in range(run.count)]
+    virtual_of_chunk = schedule_of(problem).virtual_of_chunk
     before = -1
     for unit, index in zip(plan.units, unit_runs, strict=True):
         run = problem.runs[index]
@@ -350,7 +400,7 @@ def _decision(plan: Plan, problem: Problem, wrong: list[str]) -> Decision | None
         if unit.stage >= problem.stages or unit.chunk >= problem.chunks:
             wrong.append(f"{unit.name}: stage {unit.stage}, chunk {unit.chunk} does not exist under these settings")
             continue
-        virtual = unit.chunk * problem.stages + unit.stage
+        virtual = virtual_of_chunk[unit.stage][unit.chunk]
         if virtual < before:
             wrong.append(f"{unit.name} is on virtual stage {virtual}, the unit before it on {before}: order is broken")
         before = virtual
@@ -439,7 +489,7 @@ def _settings(config: Config, problem: Problem) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in vars(config).items()
-        if value is not None and key not in ("pins", "memory_limit", "recompute_options")
+        if value is not None and key not in ("pins", "memory_limit", "recompute_options", "stage_speeds")
     }
     settings.update(
         stages=problem.stages,
@@ -450,6 +500,8 @@ def _settings(config: Config, problem: Problem) -> dict[str, Any]:
     )
     if config.recompute_options is not None:
         settings["recompute_options"] = list(config.recompute_options)
+    if config.stage_speeds is not None:
+        settings["stage_speeds"] = list(config.stage_speeds)
     if config.pins is not None:
         settings["pins"] = [{"units": pin.units, "stage": pin.stage} for pin in config.pins]
     return dict(sorted(settings.items()))

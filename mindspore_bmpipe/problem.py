@@ -14,12 +14,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_supported
+import numpy as np
+import numpy.typing as npt
+
+from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_settled
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.problem_data import Option, Pin, Problem, Run, schedule_of
-from mindspore_bmpipe.schedule import in_flight_rows, step_times
+from mindspore_bmpipe.schedule import in_flight_rows, lookup, splits_backward, step_times
 
 __all__ = [
     "Bubble",
@@ -40,8 +43,10 @@ __all__ = [
     "recompute_ms",
     "resolve_pin",
     "schedule_of",
+    "simulated_ms",
     "stage_memory",
     "virtual_stage_times",
+    "virtual_stage_weights",
 ]
 
 
@@ -142,7 +147,7 @@ class Violation:
 
 
 def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[float], list[float]]:
-    """Forward and backward milliseconds of each virtual stage for one micro-batch."""
+    """Forward and whole backward milliseconds of each virtual stage for one micro-batch, at its stage's speed."""
     forward = [0.0] * problem.virtual_stages
     backward = [0.0] * problem.virtual_stages
     for run, placed in zip(problem.runs, decision.counts, strict=True):
@@ -152,7 +157,43 @@ def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[floa
             backward[virtual] += units * run.backward_ms
             for count, option in zip(by_option, run.options, strict=True):
                 backward[virtual] += count * option.extra_backward_ms
+    if problem.stage_speeds:
+        for virtual, stage in enumerate(schedule_of(problem).stage_of_virtual):
+            forward[virtual] /= problem.stage_speeds[stage]
+            backward[virtual] /= problem.stage_speeds[stage]
     return forward, backward
+
+
+def virtual_stage_weights(problem: Problem, decision: Decision) -> list[float] | None:
+    """The part of each virtual stage's backward that makes weight gradients; `None` if the schedule never splits it."""
+    schedule = schedule_of(problem)
+    if not splits_backward(schedule):
+        return None
+    weight = [0.0] * problem.virtual_stages
+    for run, placed in zip(problem.runs, decision.counts, strict=True):
+        for virtual, by_option in enumerate(placed):
+            weight[virtual] += sum(by_option) * run.split_weight_ms / problem.speeds[schedule.stage_of_virtual[virtual]]
+    return weight
+
+
+def simulated_ms(
+    problem: Problem, forward_ms: npt.ArrayLike, backward_ms: npt.ArrayLike, weight_ms: npt.ArrayLike | None,
+    transfer_ms: float | None = None,
+) -> npt.NDArray[np.float64]:
+    """Step time of plans with these times of their virtual stages, shape (plans, K) or (K,).
+
+    Args:
+        problem: gives the schedule and the transfer time.
+        forward_ms: forward times.
+        backward_ms: whole backward times.
+        weight_ms: weight gradients in them, or `None` if the schedule never splits backwards.
+        transfer_ms: another transfer time than the problem's.
+    """
+    transfer = problem.transfer_ms if transfer_ms is None else transfer_ms
+    backward = np.asarray(backward_ms, dtype=np.float64)
+    if weight_ms is not None:
+        backward = np.maximum(backward - np.asarray(weight_ms, dtype=np.float64), 0.0)
+    return step_times(schedule_of(problem), forward_ms, backward, transfer, weight_ms)
 
 
 def stage_constants(problem: Problem) -> tuple[int, ...]:
@@ -208,12 +249,13 @@ def evaluate(problem: Problem, decision: Decision) -> Evaluation:
         raise InputError(f"decision: {'; '.join(violation.message for violation in broken)}")
     schedule = schedule_of(problem)
     forward, backward = virtual_stage_times(problem, decision)
-    step_time = float(step_times(schedule, forward, backward, problem.transfer_ms)[0])
-    free = float(step_times(schedule, forward, backward)[0]) if problem.transfer_ms else step_time
+    weight = virtual_stage_weights(problem, decision)
+    step_time = float(simulated_ms(problem, forward, backward, weight)[0])
+    free = float(simulated_ms(problem, forward, backward, weight, 0.0)[0]) if problem.transfer_ms else step_time
     ideal = problem.ideal_ms
     total = step_time / ideal - 1
     preparation = (problem.stages - 1) / (problem.chunks * problem.micro_batches)
-    recompute = problem.micro_batches / problem.stages * recompute_ms(problem, decision) / ideal
+    recompute = problem.micro_batches / sum(problem.speeds) * recompute_ms(problem, decision) / ideal
     communication = (step_time - free) / ideal
     imbalance = total - preparation - recompute - communication
     stages = tuple(
@@ -370,34 +412,38 @@ def problem_from_config(
     shared_saved_bytes: int = 0,
     forbidden_cuts: frozenset[int] = frozenset(),
 ) -> Problem:
-    """The planning problem of evaluated costs and a CONFIG. `chunks` defaults to 1, `schedule` to 1f1b.
+    """The planning problem of evaluated costs and a CONFIG. `chunks` defaults to 2 for zero_bubble_v and to 1 else,
+    `schedule` to 1f1b for one chunk and to interleaved for more.
 
     `recompute_options` keeps the named options of each run; a run that has none of them keeps all of its own, so that
     embeddings and heads with a single option need not be named.
 
     Raises:
-        InputError: a needed key is missing, or this version cannot plan what is asked.
+        InputError: a needed key is missing or not settled, or MindSpore refuses the schedule.
     """
-    require_supported(config)
+    require_settled(config)
     stages, micro_batches, limit = config.stages, config.micro_batches, config.memory_limit
     missing = [key for key in ("stages", "micro_batches", "memory_limit") if getattr(config, key) is None]
     if stages is None or micro_batches is None or limit is None:
         raise InputError(f"config: {', '.join(missing)} is missing; a plan needs it")
     assert config.chunks != AUTO and config.schedule != AUTO
+    chunks = int(config.chunks or lookup(config.schedule or "1f1b").min_chunks)
+    schedule = config.schedule or ("1f1b" if chunks == 1 else "interleaved")
     kept = tuple(runs)
     if config.recompute_options is not None:
         kept = _with_options(kept, config.recompute_options)
     return Problem(
         runs=kept,
-        schedule=config.schedule or "1f1b",
+        schedule=schedule,
         stages=stages,
-        chunks=int(config.chunks or 1),
+        chunks=chunks,
         micro_batches=micro_batches,
         memory_limit_bytes=(limit,) * stages if isinstance(limit, int) else limit,
         stage_constant_bytes=stage_constant_bytes,
         shared_saved_bytes=shared_saved_bytes,
         transfer_ms=transfer_ms,
         forbidden_cuts=forbidden_cuts,
+        stage_speeds=config.stage_speeds or (),
         pins=tuple(resolve_pin(kept, pin, f"pins[{index}]") for index, pin in enumerate(config.pins or ())),
     )
 
@@ -412,7 +458,5 @@ def _with_options(runs: tuple[Run, ...], names: tuple[str, ...]) -> tuple[Run, .
     result = []
     for run in runs:
         options = tuple(option for option in run.options if option.name in names) or run.options
-        result.append(
-            Run(run.name, run.count, run.forward_ms, run.backward_ms, run.static_bytes, options, run.trainable)
-        )
+        result.append(replace(run, options=options))
     return tuple(result)

@@ -44,6 +44,13 @@ class Run:
     """Ways to recompute a unit, at least one, with distinct names."""
     trainable: bool = True
     """Whether a unit has trainable parameters."""
+    weight_gradient_ms: float | None = None
+    """Part of `backward_ms` that makes the gradients of weights, which some schedules run apart; `None` for half."""
+
+    @property
+    def split_weight_ms(self) -> float:
+        """Time of the weight gradients of one unit where the schedule runs them apart."""
+        return self.backward_ms / 2 if self.weight_gradient_ms is None else self.weight_gradient_ms
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ class Problem:
     """Each entry u keeps units u and u + 1 in one virtual stage; 0 to units - 2."""
     pins: tuple[Pin, ...] = ()
     """Units tied to stages."""
+    stage_speeds: tuple[float, ...] = ()
+    """Speed of each stage's device, above 0: what runs there takes the time of its units over this. Empty for all 1."""
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -109,9 +118,15 @@ class Problem:
 
     @property
     def ideal_ms(self) -> float:
-        """Time of a step without any bubble or recomputation: m / p * sum of forward and backward."""
+        """Time of a step without any bubble or recomputation: m / (sum of speeds, p by default) * sum of forward and
+        backward."""
         work = sum(run.count * (run.forward_ms + run.backward_ms) for run in self.runs)
-        return self.micro_batches / self.stages * work
+        return self.micro_batches / sum(self.speeds) * work
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Speed of each stage, written out."""
+        return self.stage_speeds or (1.0,) * self.stages
 
 
 def schedule_of(problem: Problem) -> Schedule:
@@ -142,6 +157,14 @@ def _validate(problem: Problem) -> None:
             f"memory_limit_bytes: {len(problem.memory_limit_bytes)} limits for {problem.stages} stages; "
             "give one per stage"
         )
+    if problem.stage_speeds and len(problem.stage_speeds) != problem.stages:
+        raise InputError(
+            f"stage_speeds: {len(problem.stage_speeds)} speeds for {problem.stages} stages; give one per stage, or none"
+        )
+    for stage, speed in enumerate(problem.stage_speeds):
+        _require_time(f"stage_speeds[{stage}]", speed)
+        if speed <= 0:
+            raise InputError(f"stage_speeds[{stage}]: {speed!r} is not allowed; give a number above 0")
     for stage, limit in enumerate(problem.memory_limit_bytes):
         _require_integer(f"memory_limit_bytes[{stage}]", limit, 1)
     if problem.ideal_ms <= 0:
@@ -163,6 +186,13 @@ def _validate_run(where: str, run: Run) -> None:
     _require_integer(f"{where}.count", run.count, 1)
     _require_time(f"{where}.forward_ms", run.forward_ms)
     _require_time(f"{where}.backward_ms", run.backward_ms)
+    if run.weight_gradient_ms is not None:
+        _require_time(f"{where}.weight_gradient_ms", run.weight_gradient_ms)
+        if run.weight_gradient_ms > run.backward_ms:
+            raise InputError(
+                f"{where}.weight_gradient_ms: {run.weight_gradient_ms} is more than the backward time it is part of "
+                f"({run.backward_ms})"
+            )
     _require_integer(f"{where}.static_bytes", run.static_bytes, 0)
     if not run.options:
         raise InputError(f"{where}.options: there are none; give at least the option of recomputing nothing")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindspore_bmpipe.config import load_config
 from mindspore_bmpipe.layer_table import load_layer_table
-from mindspore_bmpipe.problem import Option, Pin, Problem, Run, problem_from_config
+from mindspore_bmpipe.problem import Decision, Option, Pin, Problem, Run, problem_from_config
 
 DATA = Path(__file__).parent / "data"
 
@@ -19,6 +19,80 @@ def case_a(**changes: object) -> Problem:
     config = load_config(DATA / "case_a_v1.pipeline.yaml")
     problem = problem_from_config(table.runs, config, table.stage_constant_bytes, table.transfer_ms)
     return replace(problem, **changes)  # type: ignore[arg-type]
+
+
+def case_b(**changes: object) -> Problem:
+    """Ninety-six equal layers on 16 stages of 3 chunks, from the public test data of the SAPP tool."""
+    table = load_layer_table(DATA / "case_b.layers.json")
+    config = load_config(DATA / "case_b.pipeline.yaml")
+    problem = problem_from_config(table.runs, config, table.stage_constant_bytes, table.transfer_ms)
+    return replace(problem, **changes)  # type: ignore[arg-type]
+
+
+def even_decision(problem: Problem, option: str) -> Decision:
+    """As many units of the second run on every virtual stage, all with one option; the ends ride along."""
+    body = problem.runs[1]
+    index = [entry.name for entry in body.options].index(option)
+    each = [0] * len(body.options)
+    each[index] = body.count // problem.virtual_stages
+    first = tuple((int(virtual == 0),) for virtual in range(problem.virtual_stages))
+    last = tuple((int(virtual == problem.virtual_stages - 1),) for virtual in range(problem.virtual_stages))
+    return Decision((first, (tuple(each),) * problem.virtual_stages, last))
+
+
+def random_chunked_problem(seed: int) -> Problem:
+    """A small problem of any schedule with several chunks; some are infeasible, some have unequal devices."""
+    rng = random.Random(10_000 + seed)
+    stages, chunks, schedule = rng.choice(
+        [
+            (1, 2, "interleaved"), (2, 2, "interleaved"), (2, 3, "interleaved"), (3, 2, "interleaved"),
+            (2, 2, "gpipe"), (2, 2, "seqpipe"), (3, 2, "seqpipe"), (2, 2, "seqvpp"), (2, 2, "seqsmartvpp"),
+            (2, 2, "zero_bubble_v"), (2, 2, "interleaved_less_memory"), (3, 2, "seqsmartvpp"), (3, 2, "zero_bubble_v"),
+            (3, 1, "1f1b"), (4, 1, "seqpipe"),
+        ]
+    )  # fmt: skip
+    runs: list[Run] = []
+    least = stages * chunks
+    left = least + rng.randint(0, 2)
+    while left:
+        count = min(left, rng.choice([1, 1, 2, 3, 4]))
+        left -= count
+        options = tuple(
+            Option(
+                f"o{number}",
+                rng.choice([0, rng.randint(0, 10) * 10**8, rng.randint(1, 10**9)]),
+                rng.choice([rng.random() * 5, float(rng.randint(0, 4))]) if number else 0.0,
+                rng.choice([0, 0, rng.randint(0, 10**9)]),
+            )
+            for number in range(rng.randint(1, 2))
+        )
+        backward = rng.random() * 20 + 0.1
+        weight = rng.choice([None, backward * rng.random()])
+        forward = rng.choice([0.0, rng.random() * 10, float(rng.randint(1, 5))])
+        trainable = rng.random() > 0.1
+        runs.append(
+            Run(f"r{len(runs)}", count, forward, backward, rng.randint(0, 10**9), options, trainable, weight)
+        )
+    units = sum(run.count for run in runs)
+    pins: tuple[Pin, ...] = ()
+    if rng.random() < 0.2:
+        first = rng.randrange(units)
+        pins = (Pin(first, rng.randint(first, min(units - 1, first + 1)), rng.randrange(stages)),)
+    limits = tuple(rng.randint(6, 40) * 10**9 // 2 + rng.randint(0, 999) for _ in range(stages))
+    fewest = {"zero_bubble_v": 2 * stages, "seqpipe": 1}.get(schedule, stages)
+    return Problem(
+        runs=tuple(runs),
+        schedule=schedule,
+        stages=stages,
+        chunks=chunks,
+        micro_batches=rng.randint(fewest, fewest + 4),
+        memory_limit_bytes=limits if rng.random() < 0.5 else (limits[0],) * stages,
+        shared_saved_bytes=rng.choice([0, 0, 3 * 10**7]),
+        transfer_ms=rng.choice([0.0, rng.random()]),
+        forbidden_cuts=frozenset(unit for unit in range(units - 1) if rng.random() < 0.05),
+        pins=pins,
+        stage_speeds=tuple(rng.choice([1.0, 0.7, 1.3]) for _ in range(stages)) if rng.random() < 0.4 else (),
+    )
 
 
 def small(**changes: object) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspore_bmpipe.config import MINDSPORE_SCHEDULES, SUPPORTED_SCHEDULES
+from mindspore_bmpipe.config import MINDSPORE_SCHEDULES
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule import (
     Action,
@@ -18,6 +18,7 @@ from mindspore_bmpipe.schedule import (
     parse_schedule,
     register,
     registered,
+    splits_backward,
 )
 
 ONE_F_ONE_B_4_5 = """\
@@ -30,26 +31,42 @@ F0 F1 B0 B1
 F0 F1 B0 B1
 F0 F1 B0 B1
 F0 B0 F1 B1"""
-GPIPE_2_3 = """\
-F0 F1 F2 B0 B1 B2
-F0 F1 F2 B0 B1 B2"""
+GPIPE_2_2_3 = """\
+F0 F1 F2 F0/1 F1/1 F2/1 B0/1 B1/1 B2/1 B0 B1 B2
+F0 F1 F2 F0/1 F1/1 F2/1 B0/1 B1/1 B2/1 B0 B1 B2"""
 
 
 @pytest.mark.parametrize(
-    ("kind", "stages", "micro_batches", "expected"),
-    [("1f1b", 4, 5, ONE_F_ONE_B_4_5), ("1f1b", 4, 2, ONE_F_ONE_B_4_2), ("gpipe", 2, 3, GPIPE_2_3)],
+    ("kind", "stages", "chunks", "micro_batches", "expected"),
+    [
+        ("1f1b", 4, 1, 5, ONE_F_ONE_B_4_5),
+        ("1f1b", 4, 1, 2, ONE_F_ONE_B_4_2),
+        ("gpipe", 4, 1, 5, ONE_F_ONE_B_4_5),
+        ("gpipe", 2, 2, 3, GPIPE_2_2_3),
+    ],
 )
-def test_orders_are_the_published_ones(kind: str, stages: int, micro_batches: int, expected: str) -> None:
-    assert format_schedule(make_schedule(kind, stages, 1, micro_batches)) == expected
+def test_orders_are_the_published_ones(
+    kind: str, stages: int, chunks: int, micro_batches: int, expected: str
+) -> None:
+    assert format_schedule(make_schedule(kind, stages, chunks, micro_batches)) == expected
 
 
 @pytest.mark.parametrize("kind", registered())
-@pytest.mark.parametrize("stages", [1, 2, 5])
-@pytest.mark.parametrize("micro_batches", [1, 3, 9])
-def test_every_schedule_reads_back_and_has_no_deadlock(kind: str, stages: int, micro_batches: int) -> None:
-    schedule = make_schedule(kind, stages, 1, micro_batches)
-    assert parse_schedule(format_schedule(schedule), 1, micro_batches, kind) == schedule
-    assert dependency_graph(schedule).size == 2 * stages * micro_batches
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 6])
+@pytest.mark.parametrize("micro_batches", [1, 3, 7, 9, 16, 26])
+def test_every_schedule_reads_back_and_has_no_deadlock(
+    kind: str, stages: int, chunks: int, micro_batches: int
+) -> None:
+    try:
+        schedule = make_schedule(kind, stages, chunks, micro_batches)
+    except InputError:
+        return
+    placement = schedule.stage_of_virtual
+    assert parse_schedule(format_schedule(schedule), chunks, micro_batches, kind, placement) == schedule
+    merged = sum(action.kind == "BW" for order in schedule.orders for action in order)
+    per_pair = 3 if splits_backward(schedule) else 2
+    assert dependency_graph(schedule).size == per_pair * stages * chunks * micro_batches - merged
 
 
 def test_text_form_names_chunks_and_weight_gradients() -> None:
@@ -68,6 +85,9 @@ def test_text_form_names_chunks_and_weight_gradients() -> None:
         ("F0/3 B0/3", ["step 0", "no chunk 3"]),
         ("F0 B0 F1", ["step 3", "[end]", "without B1"]),
         ("F0 W0 B0", ["step 1", "backward has not run"]),
+        ("F0 BW0 W0", ["step 2", "[W0]", "whole backward has already run"]),
+        ("F0 B0 BW0", ["step 2", "[BW0]", "backward has already run"]),
+        ("F0 BW0 F1 B1", ["step 4", "[end]", "without W1"]),
     ],
 )
 def test_validator_points_at_the_wrong_step(text: str, words: list[str]) -> None:
@@ -89,7 +109,7 @@ def test_registry_normalises_refuses_duplicates_and_lists_names() -> None:
     kind = lookup("gpipe")
     with pytest.raises(InputError, match="already registered"):
         register(ScheduleKind("GPIPE", kind.orders, 1))
-    with pytest.raises(InputError, match="1f1b, gpipe"):
+    with pytest.raises(InputError, match="1f1b, gpipe, interleaved"):
         lookup("dualpipe")
 
 
@@ -98,8 +118,13 @@ def test_numbers_a_schedule_cannot_take() -> None:
         make_schedule("1f1b", 2, 1, 0)
     with pytest.raises(InputError, match="at most 1 chunk"):
         make_schedule("1f1b", 2, 2, 4)
+    with pytest.raises(InputError, match="at least 2 chunks"):
+        make_schedule("zero_bubble_v", 2, 1, 4)
+    with pytest.raises(InputError, match="twice as many micro-batches"):
+        make_schedule("zero_bubble_v", 3, 2, 5)
+    with pytest.raises(InputError, match=r"as many micro-batches as stages \(4\)"):
+        make_schedule("interleaved", 4, 2, 3)
 
 
 def test_supported_names_agree_with_the_registry() -> None:
-    assert set(SUPPORTED_SCHEDULES) == set(registered())
-    assert set(SUPPORTED_SCHEDULES) <= set(MINDSPORE_SCHEDULES)
+    assert set(MINDSPORE_SCHEDULES) == set(registered())

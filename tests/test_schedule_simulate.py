@@ -131,7 +131,7 @@ def test_a_path_bounds_the_time_of_every_other_plan(seed: int) -> None:
     assert (lengths <= step_times(schedule, forward, backward, 0.3) + 1e-12).all()
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("kind", ["1f1b", "seqpipe"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (4, 2), (4, 4), (8, 32)])
 def test_equal_stages_take_the_closed_form(kind: str, stages: int, micro_batches: int) -> None:
     time_ms = step_times(make_schedule(kind, stages, 1, micro_batches), [1.5] * stages, [2.5] * stages)[0]

@@ -71,6 +71,8 @@ class SolveLimits:
     """Gap at which a plan counts as optimal, at least 0."""
     node_limit: int = 20_000
     """Branch-and-bound nodes of one solver call, at least 1."""
+    effort: float = 1.0
+    """Factor on all other work, above 0: less for a first look, more for a search that may take longer."""
 
     @property
     def accepted_gap(self) -> float:
@@ -85,6 +87,8 @@ class SolveLimits:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise InputError(f"{name}: {value!r} is not allowed; give an integer of at least {minimum}")
+        if not self.effort > 0:
+            raise InputError(f"effort: {self.effort!r} is not allowed; give a number above 0")
         if not self.time_limit_s > 0:
             raise InputError(f"time_limit: {self.time_limit_s!r} is not allowed; give seconds greater than 0")
         if not 0 <= self.relative_gap < 1:
@@ -101,6 +105,11 @@ class Clock:
     def __init__(self, limits: SolveLimits) -> None:
         self._start = time.monotonic()
         self._limit = limits.time_limit_s
+
+    def part(self, share: float) -> Clock:
+        """A clock whose time runs out after a share of what is left on this one."""
+        part = Clock(SolveLimits(time_limit_s=max(share * self.remaining(), 1e-9)))
+        return part
 
     def elapsed(self) -> float:
         """Seconds since the start."""

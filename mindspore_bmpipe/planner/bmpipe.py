@@ -19,7 +19,7 @@ import itertools
 
 import numpy as np
 
-from mindspore_bmpipe.planner import even, milp
+from mindspore_bmpipe.planner import chunked, even, milp
 from mindspore_bmpipe.planner.base import (
     Clock,
     Solution,
@@ -61,8 +61,10 @@ _SAME_TIME = 1e-9
 def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> Solution:
     """Plan a problem; `solver` names one of python-mip's solvers, the default is the first that loads."""
     clock = Clock(limits)
-    if problem.chunks > 1 or problem.stages * (problem.units + 1) ** 2 > MAX_GROUPS:
-        start = None if problem.chunks > 1 else even.plan(problem, limits).decision
+    if problem.chunks > 1:
+        return chunked.plan(NAME, problem, limits, clock, solver)
+    if problem.stages * (problem.units + 1) ** 2 > MAX_GROUPS:
+        start = even.plan(problem, limits).decision
         return milp.plan_counts(NAME, problem, limits, clock, start, solver)
     options, rules, pool = StageOptions(problem), SplitRules(problem), PathPool(problem)
     groups = Groups(options, rules)

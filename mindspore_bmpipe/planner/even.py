@@ -1,5 +1,7 @@
 """Even split with one recompute recipe: the plan a careful user writes by hand, and the simplest baseline.
 
+With several chunks, what is said of stages holds for virtual stages.
+
 Split: the single units at both ends of the network (embedding, head) ride with the first and the last stage; the units
 between them are dealt out by number, as evenly as possible, and where they do not divide the last stages get one more,
 because they hold fewer micro-batches in flight. Where pins, forbidden cuts or trainable units forbid that, the allowed
@@ -16,8 +18,8 @@ import itertools
 
 import numpy as np
 
-from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
+from mindspore_bmpipe.planner.chunk_rules import ChunkRules
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules, best_split
 from mindspore_bmpipe.problem import Decision, Problem, Run, schedule_of, stage_constants
 from mindspore_bmpipe.schedule import in_flight_rows
@@ -32,7 +34,17 @@ def _ends(problem: Problem) -> tuple[int, int]:
     if not repeated:
         return 0, 0
     before, after = repeated[0], len(counts) - 1 - repeated[-1]
-    return (before, after) if problem.units - before - after >= problem.stages else (0, 0)
+    return (before, after) if problem.units - before - after >= problem.virtual_stages else (0, 0)
+
+
+def _even_virtual_split(problem: Problem) -> Bounds | None:
+    """The split of the policy above for several chunks."""
+    before, after = _ends(problem)
+    goals = np.full(problem.virtual_stages, (problem.units - before - after) / problem.virtual_stages)
+    goals[0] += before
+    goals[-1] += after
+    boundary = np.arange(problem.units + 1, dtype=np.float64)
+    return ChunkRules(problem).nearest_split(boundary[None, :] - boundary[:, None], goals)
 
 
 def even_split(problem: Problem, rules: SplitRules) -> Bounds | None:
@@ -79,28 +91,32 @@ def _recipes(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def _stage_counts(
-    problem: Problem, stage: int, units: list[int], recipe: tuple[int, ...]
-) -> tuple[list[list[int]], int]:
-    """Counts [run][option] of one stage and its peak: the fewest first units recomputed that fit, else the lowest peak.
+    problem: Problem, stage: int, units: list[list[int]], recipe: tuple[int, ...]
+) -> tuple[list[list[list[int]]], int]:
+    """Counts [chunk][run][option] of one stage and its peak: the fewest first units recomputed that fit, else the
+    lowest peak.
 
     Args:
         problem: the problem.
         stage: the stage.
-        units: run of each of its units.
+        units: run of each unit of each of its chunks.
         recipe: option of each run when recomputed.
     """
-    in_flight = max(row[0] for row in in_flight_rows(schedule_of(problem))[stage])
-    static = stage_constants(problem)[stage] + sum(problem.runs[run].static_bytes for run in units)
-    best: tuple[list[list[int]], int] | None = None
-    for recomputed in range(len(units) + 1):
-        counts = [[0] * len(run.options) for run in problem.runs]
-        saved, working_set = 0, 0
-        for position, run in enumerate(units):
-            index = recipe[run] if position < recomputed else _kept_option(problem.runs[run])
-            counts[run][index] += 1
-            saved += problem.runs[run].options[index].saved_bytes
-            working_set = max(working_set, problem.runs[run].options[index].working_set_bytes)
-        peak = static + in_flight * saved + working_set
+    rows = in_flight_rows(schedule_of(problem))[stage]
+    static = stage_constants(problem)[stage] + sum(problem.runs[run].static_bytes for chunk in units for run in chunk)
+    best: tuple[list[list[list[int]]], int] | None = None
+    for recomputed in range(sum(map(len, units)) + 1):
+        counts = [[[0] * len(run.options) for run in problem.runs] for _ in units]
+        saved, working_set, position = [0] * len(units), 0, 0
+        for chunk, held in enumerate(units):
+            for run in held:
+                index = recipe[run] if position < recomputed else _kept_option(problem.runs[run])
+                counts[chunk][run][index] += 1
+                saved[chunk] += problem.runs[run].options[index].saved_bytes
+                working_set = max(working_set, problem.runs[run].options[index].working_set_bytes)
+                position += 1
+        in_flight = max(sum(count * size for count, size in zip(row, saved, strict=True)) for row in rows)
+        peak = static + in_flight + working_set
         if peak <= problem.memory_limit_bytes[stage]:
             return counts, peak
         if best is None or peak < best[1]:
@@ -110,28 +126,28 @@ def _stage_counts(
 
 
 def plan(problem: Problem, limits: SolveLimits) -> Solution:
-    """The plan of the policy above; infeasible means that no recipe makes this split fit.
-
-    Raises:
-        InputError: more than one chunk per stage.
-    """
-    if problem.chunks > 1:
-        raise InputError(f"planner {NAME}: chunks: {problem.chunks} is not supported; give 1")
+    """The plan of the policy above; infeasible means that no recipe makes this split fit."""
     clock = Clock(limits)
-    bounds = even_split(problem, SplitRules(problem))
+    bounds = even_split(problem, SplitRules(problem)) if problem.chunks == 1 else _even_virtual_split(problem)
     if bounds is None:
         return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
     run_of_unit = [index for index, run in enumerate(problem.runs) for _ in range(run.count)]
     groups = [run_of_unit[low:high] for low, high in itertools.pairwise(bounds)]
+    schedule = schedule_of(problem)
     closest: tuple[int, tuple[int, ...]] | None = None
     for recipe in _recipes(problem):
-        stages = [_stage_counts(problem, stage, units, recipe) for stage, units in enumerate(groups)]
+        stages = [
+            _stage_counts(problem, stage, [groups[virtual] for virtual in virtuals], recipe)
+            for stage, virtuals in enumerate(schedule.virtual_of_chunk)
+        ]
         peaks = tuple(peak for _, peak in stages)
         excess = max(peak - limit for peak, limit in zip(peaks, problem.memory_limit_bytes, strict=True))
         if excess <= 0:
-            counts = tuple(
-                tuple(tuple(stage_counts[run]) for stage_counts, _ in stages) for run in range(len(problem.runs))
-            )
+            chunk_of_virtual = schedule.chunk_of_virtual
+            by_virtual = [
+                stages[stage][0][chunk_of_virtual[virtual]] for virtual, stage in enumerate(schedule.stage_of_virtual)
+            ]
+            counts = tuple(tuple(tuple(held[run]) for held in by_virtual) for run in range(len(problem.runs)))
             return with_plan(NAME, problem, Decision(counts), clock, None, False, "even split, not searched further")
         if closest is None or excess < closest[0]:
             closest = (excess, peaks)

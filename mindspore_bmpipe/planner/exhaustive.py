@@ -22,10 +22,11 @@ from mindspore_bmpipe.problem import (
     check,
     recompute_ms,
     schedule_of,
+    simulated_ms,
     stage_memory,
     virtual_stage_times,
+    virtual_stage_weights,
 )
-from mindspore_bmpipe.schedule import step_times
 
 NAME = "exhaustive"
 
@@ -140,7 +141,8 @@ class _Search:
         problem = self.problem
         times = [virtual_stage_times(problem, decision) for decision in self._waiting]
         forward, backward = [pair[0] for pair in times], [pair[1] for pair in times]
-        totals = step_times(schedule_of(problem), forward, backward, problem.transfer_ms)
+        weights = [virtual_stage_weights(problem, decision) for decision in self._waiting]
+        totals = simulated_ms(problem, forward, backward, None if weights[0] is None else weights)
         for total, decision in zip(totals.tolist(), self._waiting, strict=True):
             if self.best is None or total <= self.best[0][0]:
                 peak = max(peak for _, peak in stage_memory(problem, decision))

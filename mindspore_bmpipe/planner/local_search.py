@@ -17,12 +17,15 @@ from mindspore_bmpipe.planner.base import Clock
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.problem import Problem, schedule_of
-from mindspore_bmpipe.schedule import PathCounts, critical_path, step_times
+from mindspore_bmpipe.schedule import PathCounts, critical_path, splits_backward, step_times
 
 _STEPS = (-2, -1, 1, 2)
 _PERTURBED_CUTS = 3
 _SAME_TIME = 1e-9
 """Relative difference below which two step times count as equal."""
+
+
+Times = npt.NDArray[np.float64]
 
 
 class PathPool:
@@ -35,7 +38,9 @@ class PathPool:
         self._known: set[PathCounts] = set()
         self._forward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._backward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
+        self._weight: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._constant: npt.NDArray[np.float64] = np.zeros(0)
+        self._splits = splits_backward(self.schedule)
         self._add_typical()
 
     def _add_typical(self) -> None:
@@ -45,7 +50,7 @@ class PathPool:
             times = np.ones(size)
             if slow >= 0:
                 times[slow] = 1.05
-            self.separate(times, 2 * times)
+            self.separate(times, 2 * times, times if self._splits else None)
 
     def add(self, path: PathCounts) -> bool:
         """Add a path; whether it was unknown."""
@@ -55,20 +60,48 @@ class PathPool:
         self.paths.append(path)
         self._forward = np.vstack((self._forward, path.forward))
         self._backward = np.vstack((self._backward, path.backward))
+        # A weight gradient is part of the backward that is counted with it, unless the path passes only one of them.
+        self._weight = np.vstack((self._weight, np.array(path.weight) - np.array(path.backward)))
         self._constant = np.append(self._constant, path.transfers * self.problem.transfer_ms)
         return True
 
-    def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike) -> bool:
-        """Add the longest paths of one plan's times; whether any was unknown."""
+    def keep_longest(self, forward: Times, backward: Times, weight: Times | None, size: int) -> None:
+        """Forget all but the paths that are longest for one plan, so that a long search stays quick."""
+        if len(self.paths) <= size:
+            return
+        lengths = self.lengths(forward[None, :], backward[None, :], None if weight is None else weight[None, :])[0]
+        rows = np.sort(np.argsort(-lengths, kind="stable")[:size])
+        self.paths = [self.paths[row] for row in rows.tolist()]
+        self._known = set(self.paths)
+        self._forward, self._backward = self._forward[rows], self._backward[rows]
+        self._weight, self._constant = self._weight[rows], self._constant[rows]
+
+    def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> bool:
+        """Add the longest paths of one plan's times (whole backwards, weight gradients in them); whether any was new."""
         added = False
+        inputs = np.asarray(backward, dtype=np.float64)
+        if weight is not None:
+            inputs = np.maximum(inputs - np.asarray(weight, dtype=np.float64), 0.0)
         for prefer_stage in (True, False):
-            path = critical_path(self.schedule, forward, backward, self.problem.transfer_ms, prefer_stage=prefer_stage)
+            path = critical_path(self.schedule, forward, inputs, self.problem.transfer_ms, weight, prefer_stage)
             added = self.add(path) or added
         return added
 
-    def bounds(self, forward: npt.NDArray[np.float64], backward: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def bounds(self, forward: Times, backward: Times, weight: Times | None = None) -> Times:
         """Largest known path of each plan, shapes (plans, K) to (plans,)."""
-        return np.asarray((forward @ self._forward.T + backward @ self._backward.T + self._constant).max(axis=1))
+        return np.asarray(self.lengths(forward, backward, weight).max(axis=1))
+
+    def lengths(self, forward: Times, backward: Times, weight: Times | None = None) -> Times:
+        """Length of every known path of each plan, shapes (plans, K) to (plans, paths)."""
+        total = forward @ self._forward.T + backward @ self._backward.T + self._constant
+        if weight is not None:
+            total = total + weight @ self._weight.T
+        return np.asarray(total)
+
+    @property
+    def backward_counts(self) -> npt.NDArray[np.float64]:
+        """Backwards of each virtual stage on each known path, shape (paths, K)."""
+        return self._backward
 
 
 class SplitSearch:

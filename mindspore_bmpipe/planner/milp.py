@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.milp_counts import CountModel
@@ -11,10 +9,11 @@ from mindspore_bmpipe.problem import (
     Decision,
     Problem,
     check,
+    simulated_ms,
     stage_memory,
     virtual_stage_times,
+    virtual_stage_weights,
 )
-from mindspore_bmpipe.schedule import step_times
 
 _RELAXATION_ROUNDS = 60
 _ROUNDS = 200
@@ -43,7 +42,7 @@ def plan_counts(
     model = CountModel(problem, limits, solver)
     best, best_time = start, float("inf") if start is None else _step_time(pool, start)
     sent = 0
-    proved = _tighten(model, pool, best, clock)
+    proved = tighten(model, pool, best, clock)
     sent = len(pool.paths)
     excluded = 0
     ended = ""
@@ -52,7 +51,7 @@ def plan_counts(
         proved = max(proved, bound * (1 - _ROUNDING))
         progress = False
         if decision is not None:
-            over = _over_limit(problem, decision)
+            over = over_limit(problem, decision)
             for stage in over:
                 model.exclude(decision, stage, excluded)
                 excluded += 1
@@ -61,7 +60,8 @@ def plan_counts(
                 time = _step_time(pool, decision)
                 if time < best_time:
                     best, best_time = decision, time
-                progress = pool.separate(*virtual_stage_times(problem, decision))
+                times = virtual_stage_times(problem, decision)
+                progress = pool.separate(*times, virtual_stage_weights(problem, decision))
         if proved >= best_time * (1 - limits.accepted_gap):
             break
         if not complete and clock.expired():
@@ -77,17 +77,17 @@ def plan_counts(
         optimal = proved >= best_time * (1 - limits.accepted_gap)
         return with_plan(name, problem, best, clock, min(proved, best_time), optimal, "" if optimal else ended)
     if proved == float("inf"):
-        needed = _least_excess(problem, limits, clock, solver)
+        needed = least_excess(problem, limits, clock, solver)
         return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
     return without_plan(name, Status.UNKNOWN, clock, ended)
 
 
 def _step_time(pool: PathPool, decision: Decision) -> float:
     forward, backward = virtual_stage_times(pool.problem, decision)
-    return float(step_times(pool.schedule, forward, backward, pool.problem.transfer_ms)[0])
+    return float(simulated_ms(pool.problem, forward, backward, virtual_stage_weights(pool.problem, decision))[0])
 
 
-def _over_limit(problem: Problem, decision: Decision) -> list[int]:
+def over_limit(problem: Problem, decision: Decision) -> list[int]:
     """Stages that exceed their limit in exact integers; any other violation would be an error of the model."""
     kinds = {violation.kind for violation in check(problem, decision)}
     assert kinds <= {"memory"}, f"the integer program broke {kinds}"
@@ -98,7 +98,7 @@ def _over_limit(problem: Problem, decision: Decision) -> list[int]:
     ]
 
 
-def _tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:
+def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:
     """Add all known paths and those the relaxation violates; its step time, infinite if it is infeasible."""
     objective = 0.0
     sent = 0
@@ -109,10 +109,10 @@ def _tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Cl
         relaxed = model.relax()
         if relaxed is None:
             return float("inf")
-        objective = relaxed[0] * (1 - _ROUNDING)
-        forward, backward = np.array(relaxed[1]), np.array(relaxed[2])
-        pool.separate(forward, backward)
-        if best is not None:
+        objective = relaxed * (1 - _ROUNDING)
+        forward, backward, weight = model.times()
+        pool.separate(forward, backward, weight)
+        if best is not None and weight is None:
             times = virtual_stage_times(pool.problem, best)
             pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2)
         if len(pool.paths) == sent or clock.expired():
@@ -122,7 +122,7 @@ def _tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Cl
     return objective
 
 
-def _least_excess(problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> tuple[int, ...] | None:
+def least_excess(problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> tuple[int, ...] | None:
     """Peaks of the plan whose worst excess over the limits is least; `None` if no limits would help or time ran out."""
     model = CountModel(problem, limits, solver, elastic=True)
     decision, _, _ = model.solve(None, 0.0, max(clock.remaining(), 1.0), limits.node_limit)

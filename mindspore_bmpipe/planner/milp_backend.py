@@ -65,6 +65,13 @@ def new_model(limits: SolveLimits, solver: str | None = None) -> mip.Model:
     return model
 
 
+def skip_heuristics(model: mip.Model) -> None:
+    """Spend no time on looking for solutions, where most likely there are none. A hint: not every solver takes it."""
+    set_option = getattr(model.solver, "_set_double_option_value", None)
+    if set_option is not None:
+        set_option("mip_heuristic_effort", 0.0)
+
+
 def relax(model: mip.Model) -> bool:
     """Solve the linear relaxation; whether it has a feasible point.
 

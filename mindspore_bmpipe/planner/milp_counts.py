@@ -25,12 +25,14 @@ import itertools
 from collections.abc import Sequence
 
 import mip
+import numpy as np
 
 from mindspore_bmpipe.planner.base import SolveLimits
-from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax
+from mindspore_bmpipe.planner.local_search import Times
+from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax, skip_heuristics
 from mindspore_bmpipe.planner.quiet import silenced
 from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants
-from mindspore_bmpipe.schedule import PathCounts, in_flight_rows
+from mindspore_bmpipe.schedule import PathCounts, dependency_graph, extreme_rows, in_flight_rows, splits_backward
 
 _MEMORY_SCALE = 1e4
 """What a stage's limit becomes in the model: large against the solver's tolerance, small enough to stay well scaled."""
@@ -44,6 +46,7 @@ class CountModel:
         self.problem = problem
         self._largest_limit = max(problem.memory_limit_bytes)
         self.schedule = schedule_of(problem)
+        self._splits = splits_backward(self.schedule)
         self._time_unit = problem.ideal_ms / TIME_SCALE
         with silenced():
             self.model = new_model(limits, solver)
@@ -53,7 +56,10 @@ class CountModel:
             self._done: dict[tuple[int, int], mip.Var] = {}
             self._levels: dict[tuple[int, int], mip.Var] = {}
             self._cut_sides: list[tuple[mip.Var, int, int]] = []
-            self._pin_choices: list[tuple[mip.Var, int, int]] = []
+            self._pin_choices: list[tuple[mip.Var, int, int, int]] = []
+            self._totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
+            self._run_totals: list[tuple[mip.Var, tuple[tuple[int, int], ...]]] = []
+            self._add_totals()
             self._add_placement()
             self._add_order()
             self._add_memory()
@@ -79,8 +85,31 @@ class CountModel:
                     ]
         return counts
 
-    def _units(self, index: int, virtual: int) -> mip.LinExpr:
-        return mip.xsum(self._counts.get((index, virtual), []))
+    def _add_totals(self) -> None:
+        """Integer numbers of units per virtual stage and per stage: what the solver should branch on first.
+
+        Times depend on them far more than on the option of one unit, and with several chunks a stage's total decides
+        its steady state. The relaxation is the same with and without them.
+        """
+        problem = self.problem
+        if problem.chunks == 1:
+            return
+        for stage, virtuals in enumerate(self.schedule.virtual_of_chunk):
+            groups = [(f"units_{virtual}", (virtual,)) for virtual in virtuals] + [(f"stage_units_{stage}", virtuals)]
+            for name, members in groups:
+                keys = tuple((index, v) for v in members for index in range(len(problem.runs)) if (index, v) in self._counts)
+                total = self.model.add_var(name=name, var_type=mip.INTEGER, lb=len(members), ub=problem.units)
+                self.model.add_constr(total == mip.xsum(var for key in keys for var in self._counts[key]), name=f"sum_{name}")
+                self._totals.append((total, keys))
+        for index in range(len(problem.runs) if len(problem.runs) > 1 else 0):
+            for virtual in range(problem.virtual_stages):
+                if (index, virtual) in self._counts:
+                    units = self.model.add_var(name=f"units_{index}_{virtual}", var_type=mip.INTEGER, lb=0)
+                    self.model.add_constr(units == mip.xsum(self._counts[index, virtual]), name=f"sum_units_{index}_{virtual}")
+                    self._run_totals.append((units, ((index, virtual),)))
+        for size in (1, problem.chunks):
+            some = [total for total, keys in self._totals if len({virtual for _, virtual in keys}) == size]
+            self.model.add_constr(mip.xsum(some) == problem.units, name=f"all_units_{size}")
 
     def _units_until(self, index: int, virtual: int) -> mip.LinExpr:
         return mip.xsum(var for before in range(virtual + 1) for var in self._counts.get((index, before), []))
@@ -140,7 +169,7 @@ class CountModel:
             present = [(index, virtual) for virtual in virtuals for index in range(len(problem.runs))]
             present = [key for key in present if key in self._counts]
             working_set, constant = self._add_working_set(stage, present)
-            for number, row in enumerate(rows):
+            for number, row in enumerate(extreme_rows(rows)):
                 terms = [
                     scale * (problem.runs[index].static_bytes + row[virtuals.index(virtual)] * option.saved_bytes) * var
                     for index, virtual in present
@@ -195,16 +224,15 @@ class CountModel:
                 )
 
     def _add_pins(self) -> None:
-        """A pinned range lies in one chunk of its stage: other stages' units lie between two chunks."""
+        """A pinned range lies in neighbouring virtual stages of its stage: elsewhere other stages' units lie between."""
         problem = self.problem
         for number, pin in enumerate(problem.pins):
-            virtuals = self.schedule.virtual_of_chunk[pin.stage]
             choices = []
-            for virtual in virtuals:
+            for virtual, final in _intervals(list(self.schedule.virtual_of_chunk[pin.stage])):
                 chosen = self.model.add_var(name=f"pin_{number}_{virtual}", var_type=mip.BINARY)
                 choices.append(chosen)
-                self._pin_choices.append((chosen, virtual, pin.first_unit))
-                through = mip.xsum(self._units_until(index, virtual) for index in range(len(problem.runs)))
+                self._pin_choices.append((chosen, virtual, final, pin.first_unit))
+                through = mip.xsum(self._units_until(index, final) for index in range(len(problem.runs)))
                 self.model.add_constr(through >= (pin.last_unit + 1) * chosen, name=f"pin_end_{number}_{virtual}")
                 if virtual:
                     before = mip.xsum(self._units_until(index, virtual - 1) for index in range(len(problem.runs)))
@@ -215,36 +243,107 @@ class CountModel:
             self.model.add_constr(mip.xsum(choices) == 1, name=f"pin_{number}")
 
     def _add_times(self) -> tuple[list[mip.Var], list[mip.Var]]:
-        problem, unit = self.problem, self._time_unit
+        problem = self.problem
         forward, backward = [], []
-        for virtual in range(problem.virtual_stages):
+        self._weight: list[mip.Var] = []
+        for virtual, stage in enumerate(self.schedule.stage_of_virtual):
+            unit = self._time_unit * problem.speeds[stage]
             forward.append(self.model.add_var(name=f"F_{virtual}", lb=0.0))
             backward.append(self.model.add_var(name=f"B_{virtual}", lb=0.0))
-            forward_terms, backward_terms = [], []
+            forward_terms, backward_terms, weight_terms = [], [], []
             for index, run in enumerate(problem.runs):
                 for option, var in zip(run.options, self._counts.get((index, virtual), []), strict=False):
                     forward_terms.append(run.forward_ms / unit * var)
+                    weight_terms.append(run.split_weight_ms / unit * var)
                     backward_terms.append((run.backward_ms + option.extra_backward_ms) / unit * var)
             self.model.add_constr(forward[-1] == mip.xsum(forward_terms), name=f"forward_{virtual}")
             self.model.add_constr(backward[-1] == mip.xsum(backward_terms), name=f"backward_{virtual}")
+            if self._splits:
+                self._weight.append(self.model.add_var(name=f"W_{virtual}", lb=0.0))
+                self.model.add_constr(self._weight[-1] == mip.xsum(weight_terms), name=f"weight_{virtual}")
         return forward, backward
 
     def add_path(self, path: PathCounts) -> None:
         """T is at least as long as this path."""
         terms = [count * var for count, var in zip(path.forward, self._forward, strict=True) if count]
         terms += [count * var for count, var in zip(path.backward, self._backward, strict=True) if count]
+        for virtual, var in enumerate(self._weight):
+            apart = path.weight[virtual] - path.backward[virtual]
+            if apart:
+                terms.append(apart * var)
         constant = path.transfers * self.problem.transfer_ms / self._time_unit
         with silenced():
             self.model.add_constr(self.step >= mip.xsum(terms) + constant)
 
-    def relax(self) -> tuple[float, list[float], list[float]] | None:
-        """Step time and times of the virtual stages in the linear relaxation; `None` if it has no feasible point."""
-        if not relax(self.model):
-            return None
-        unit = self._time_unit
-        forward = [max(0.0, float(var.x)) * unit for var in self._forward]
-        backward = [max(0.0, float(var.x)) * unit for var in self._backward]
-        return float(self.step.x) * unit, forward, backward
+    def add_start_times(self) -> int:
+        """One end time per action and one row per dependency: all paths at once. Returns the number of actions."""
+        graph, unit = dependency_graph(self.schedule), self._time_unit
+        durations = [*self._forward, *self._backward]
+        if self._splits:
+            durations[len(self._forward) :] = [
+                *(whole - part for whole, part in zip(self._backward, self._weight, strict=True)),
+                *self._weight,
+                *self._backward,
+            ]
+        transfer = self.problem.transfer_ms / unit
+        followed = set(graph.stage_predecessor.tolist()) | set(graph.data_predecessor.tolist())
+        with silenced():
+            ends = [self.model.add_var(name=f"end_{number}", lb=0.0) for number in range(graph.size)]
+            for number, end in enumerate(ends):
+                before, source = int(graph.stage_predecessor[number]), int(graph.data_predecessor[number])
+                duration = durations[graph.slot[number]]
+                if before < graph.size:
+                    self.model.add_constr(end >= ends[before] + duration)
+                if source < graph.size and source != before:
+                    delay = transfer * float(graph.transfers[number])
+                    self.model.add_constr(end >= ends[source] + duration + delay)
+                if before == source == graph.size:
+                    self.model.add_constr(end >= duration)
+                if number not in followed:
+                    self.model.add_constr(self.step >= end)
+        return graph.size
+
+    def cut_off(self, step_ms: float, heuristics: bool) -> None:
+        """Only plans at most this long are of interest, and perhaps there are none, so heuristics may waste time."""
+        if not heuristics:
+            skip_heuristics(self.model)
+        with silenced():
+            self.step.ub = step_ms / self._time_unit
+
+    def let_options_vary(self, vary: bool) -> None:
+        """Let shares of units take different options, or not. Units per virtual stage stay whole numbers."""
+        kind = mip.CONTINUOUS if vary else mip.INTEGER
+        with silenced():
+            for variables in self._counts.values():
+                for var in variables:
+                    var.var_type = kind
+
+    def relax(self) -> float | None:
+        """Step time of the linear relaxation; `None` if it has no feasible point. `times` gives those of its stages."""
+        return float(self.step.x) * self._time_unit if relax(self.model) else None
+
+    def step_ms(self) -> float:
+        """Step time of what was solved last, as far as the known paths tell."""
+        return float(self.step.x) * self._time_unit
+
+    def times(self) -> tuple[Times, Times, Times | None]:
+        """Forward, whole backward and weight gradients in it of each virtual stage, of what was solved last."""
+        forward, backward, weight = (
+            np.array([max(0.0, float(var.x)) * self._time_unit for var in variables])
+            for variables in (self._forward, self._backward, self._weight)
+        )
+        return forward, backward, weight if self._splits else None
+
+    def relaxed_units(self) -> list[float]:
+        """Units of each virtual stage in the relaxation solved last."""
+        return [
+            sum(float(var.x) for index in range(len(self.problem.runs)) for var in self._counts.get((index, virtual), []))
+            for virtual in range(self.problem.virtual_stages)
+        ]
+
+    def rounded_split(self) -> list[int]:
+        """First unit of each virtual stage, and the number of units, of the answer found last."""
+        return [0, *np.cumsum(np.round(self.relaxed_units())).astype(int).tolist()]
 
     def solve(
         self, start: Decision | None, start_ms: float, seconds: float, nodes: int
@@ -284,11 +383,13 @@ class CountModel:
         until: dict[int, int] = {}
         total = 0
         for virtual in range(problem.virtual_stages):
-            forward = backward = 0.0
+            forward = backward = weight = 0.0
+            unit = self._time_unit * problem.speeds[self.schedule.stage_of_virtual[virtual]]
             for index, run in enumerate(problem.runs):
                 by_option = decision.counts[index][virtual]
                 total += sum(by_option)
                 forward += sum(by_option) * run.forward_ms
+                weight += sum(by_option) * run.split_weight_ms
                 backward += sum(
                     count * (run.backward_ms + option.extra_backward_ms)
                     for count, option in zip(by_option, run.options, strict=True)
@@ -297,16 +398,20 @@ class CountModel:
                     values.append((var, count))
             until[virtual] = total
             values += [(self._forward[virtual], forward / unit), (self._backward[virtual], backward / unit)]
+            if self._splits:
+                values.append((self._weight[virtual], weight / unit))
         for (index, virtual), var in self._done.items():
             placed = sum(sum(by_option) for by_option in decision.counts[index][: virtual + 1])
             values.append((var, float(placed == problem.runs[index].count)))
+        for total_var, keys in (*self._totals, *self._run_totals):
+            values.append((total_var, sum(sum(decision.counts[index][virtual]) for index, virtual in keys)))
         for (stage, level), var in self._levels.items():
             values.append((var, float(self._uses_level(decision, stage, level))))
         for var, virtual, high in self._cut_sides:
             values.append((var, float(until[virtual] > high)))
-        for var, virtual, first in self._pin_choices:
+        for var, virtual, final, first in self._pin_choices:
             before = until[virtual - 1] if virtual else 0
-            values.append((var, float(before <= first < until[virtual])))
+            values.append((var, float(before <= first < until[final])))
         return values
 
     def _uses_level(self, decision: Decision, stage: int, level: int) -> bool:

@@ -86,7 +86,7 @@ class Groups:
             forward = options.forward_from(low)
             excess = options.least_bytes_from(low) - options.limits[None, :]
             bound = options.backward_bound_from(low)
-            self.forward_ms[:, low, low + 1 :] = np.where(allowed, forward[:, None], np.inf).T
+            self.forward_ms[:, low, low + 1 :] = np.where(allowed, forward, np.inf).T
             self.excess_bytes[:, low, low + 1 :] = np.where(allowed, excess, np.inf).T
             self.backward_bound_ms[:, low, low + 1 :] = np.where(allowed & (excess <= 0), bound, np.inf).T
 

@@ -40,7 +40,7 @@ class StageChoice:
     backward_ms: float
     """Backward time with the least recomputation that fits."""
     extra_ms: float
-    """The recomputation in it."""
+    """The recomputation in it, at speed 1."""
     peak_bytes: int
     """Peak memory of the stage."""
     counts: tuple[tuple[int, ...], ...]
@@ -56,6 +56,7 @@ class StageOptions:
         self.firsts = problem.first_units
         self.in_flight = np.array([max(row[0] for row in rows) for rows in in_flight_rows(schedule_of(problem))])
         self.limits = np.array(problem.memory_limit_bytes, dtype=np.int64)
+        self.speeds = np.array(problem.speeds)
         self._constants = np.array(stage_constants(problem), dtype=np.int64)
         sizes = sorted({option.working_set_bytes for run in problem.runs for option in run.options})
         self._caps = [CapTable(problem, size, size) for size in sizes]
@@ -83,8 +84,8 @@ class StageOptions:
         return tuple((index, int(units[index])) for index in np.flatnonzero(units).tolist())
 
     def forward_from(self, low: int) -> npt.NDArray[np.float64]:
-        """Forward time of [low, high) for every high from low + 1 on."""
-        return self._forward_before[low + 1 :] - self._forward_before[low]
+        """Forward time of [low, high) on every stage, for every high from low + 1 on: (highs, stages)."""
+        return np.asarray((self._forward_before[low + 1 :] - self._forward_before[low])[:, None] / self.speeds)
 
     def least_bytes_from(self, low: int) -> npt.NDArray[np.int64]:
         """Least peak of [low, high) on every stage, whatever the limit, for every high > low: (highs, stages)."""
@@ -111,7 +112,7 @@ class StageOptions:
             budget = (self.limits - self._constants - static[:, None] - table.reserved) // self.in_flight[None, :]
             best = np.minimum(best, table.extra_bound(units, budget))
         # Sums in another order may round differently; the bound must stay below.
-        return np.asarray((plain[:, None] + best) * (1 - _SAME_TIME))
+        return np.asarray((plain[:, None] + best) / self.speeds * (1 - _SAME_TIME))
 
     def choice(self, stage: int, low: int, high: int) -> StageChoice | None:
         """The best options of units [low, high) on a stage, or `None` if none fit."""
@@ -146,7 +147,8 @@ class StageOptions:
             return None
         forward = sum(units * problem.runs[index].forward_ms for index, units in segments)
         backward = sum(units * problem.runs[index].backward_ms for index, units in segments)
-        return StageChoice(forward, backward + best[0], best[0], best[1], best[2])
+        speed = problem.speeds[stage]
+        return StageChoice(forward / speed, (backward + best[0]) / speed, best[0], best[1], best[2])
 
     def decision(self, bounds: tuple[int, ...]) -> Decision:
         """The decision in which stage s holds units bounds[s] to bounds[s + 1] - 1; every stage must fit."""

@@ -1,14 +1,15 @@
 """Pipeline schedules: orders of actions as data, their exact times, and their activations in flight."""
 
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, Action, format_order, parse_order
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE, Action, format_order, parse_order
 from mindspore_bmpipe.schedule.graph import DependencyGraph, dependency_graph
-from mindspore_bmpipe.schedule.memory import Row, in_flight_rows, pareto_maximal
+from mindspore_bmpipe.schedule.memory import Row, extreme_rows, in_flight_rows, pareto_maximal
 from mindspore_bmpipe.schedule.registry import ScheduleKind, lookup, make_schedule, register, registered
 from mindspore_bmpipe.schedule.schedule import (
     Schedule,
     format_schedule,
     looped_placement,
     parse_schedule,
+    splits_backward,
     validate_schedule,
 )
 from mindspore_bmpipe.schedule.simulate import PathCounts, TimedAction, critical_path, step_times, timeline
@@ -18,6 +19,7 @@ __all__ = [
     "FORWARD",
     "KINDS",
     "WEIGHT",
+    "WHOLE",
     "Action",
     "DependencyGraph",
     "PathCounts",
@@ -27,6 +29,7 @@ __all__ = [
     "TimedAction",
     "critical_path",
     "dependency_graph",
+    "extreme_rows",
     "format_order",
     "format_schedule",
     "in_flight_rows",
@@ -38,6 +41,7 @@ __all__ = [
     "parse_schedule",
     "register",
     "registered",
+    "splits_backward",
     "step_times",
     "timeline",
     "validate_schedule",

@@ -11,10 +11,11 @@ from mindspore_bmpipe.errors import InputError
 FORWARD = "F"
 BACKWARD = "B"
 WEIGHT = "W"
-KINDS = (FORWARD, BACKWARD, WEIGHT)
-"""Forward, backward (of inputs, and of weights unless `W` is separate), and weight gradient."""
+WHOLE = "BW"
+KINDS = (FORWARD, BACKWARD, WEIGHT, WHOLE)
+"""Forward, backward (of inputs, and of weights unless the schedule has `W`), weight gradient, and both in one go."""
 
-_ACTION_PATTERN = re.compile(r"([FBW])(\d+)(?:/(\d+))?")
+_ACTION_PATTERN = re.compile(r"(BW|[FBW])(\d+)(?:/(\d+))?")
 
 
 class Action(NamedTuple):
@@ -48,7 +49,7 @@ def parse_order(text: str) -> tuple[Action, ...]:
         match = _ACTION_PATTERN.fullmatch(word)
         if match is None:
             raise InputError(
-                f"step {position}: {word!r} is not an action; write F, B or W, the micro-batch, and /chunk if not 0"
+                f"step {position}: {word!r} is not an action; write F, B, W or BW, the micro-batch, and /chunk if not 0"
             )
         order.append(Action(match.group(1), int(match.group(3) or 0), int(match.group(2))))
     return tuple(order)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, Action
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WHOLE, Action
 from mindspore_bmpipe.schedule.schedule import Schedule
 
 IntArray = npt.NDArray[np.intp]
@@ -73,10 +73,10 @@ def dependency_graph(schedule: Schedule) -> DependencyGraph:
                 source = -1
                 if kind == FORWARD and virtual > 0:
                     source = virtual - 1
-                elif kind == BACKWARD and virtual < last:
+                elif kind in (BACKWARD, WHOLE) and virtual < last:
                     source = virtual + 1
                 if source >= 0:
-                    found = level.get((stage_of_virtual[source], Action(kind, chunk_of_virtual[source], micro_batch)))
+                    found = _found(level, stage_of_virtual[source], kind, chunk_of_virtual[source], micro_batch)
                     if found is None:
                         break
                     depth = max(depth, found + 1)
@@ -93,6 +93,18 @@ def dependency_graph(schedule: Schedule) -> DependencyGraph:
         raise InputError(f"schedule {schedule.kind}: deadlock, {'; '.join(stuck)}")
     rows.sort(key=lambda row: (row[0], row[1]))
     return _laid_out(schedule, rows)
+
+
+def _found(
+    table: dict[tuple[int, Action], int], stage: int, kind: str, chunk: int, micro_batch: int
+) -> int | None:
+    """Entry of the action that sends to one of this kind: a forward, or a backward in either form."""
+    kinds = (FORWARD,) if kind == FORWARD else (BACKWARD, WHOLE)
+    for sender in kinds:
+        entry = table.get((stage, Action(sender, chunk, micro_batch)))
+        if entry is not None:
+            return entry
+    return None
 
 
 def _laid_out(schedule: Schedule, rows: list[tuple[int, int, Action, int]]) -> DependencyGraph:
@@ -113,8 +125,9 @@ def _laid_out(schedule: Schedule, rows: list[tuple[int, int, Action, int]]) -> D
         slot[index] = KIND_INDEX[action.kind] * schedule.virtual_stages + virtual
         if source >= 0:
             other = schedule.stage_of_virtual[source]
-            sent = Action(action.kind, chunk_of_virtual[source], action.micro_batch)
-            data_predecessor[index] = number[other, sent]
+            found = _found(number, other, action.kind, chunk_of_virtual[source], action.micro_batch)
+            assert found is not None
+            data_predecessor[index] = found
             transfers[index] = float(other != stage)
     return DependencyGraph(
         size=size,

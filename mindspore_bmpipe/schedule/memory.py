@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import lru_cache
+from itertools import combinations
 
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT
-from mindspore_bmpipe.schedule.schedule import Schedule
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
+from mindspore_bmpipe.schedule.schedule import Schedule, splits_backward
 
 Row = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage."""
@@ -30,8 +32,8 @@ def in_flight_rows(schedule: Schedule) -> tuple[tuple[Row, ...], ...]:
     Every forward is followed by one of those before anything is released, so no larger row exists in between.
     """
     result = []
+    release = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
     for order in schedule.orders:
-        release = WEIGHT if any(action.kind == WEIGHT for action in order) else BACKWARD
         counts = [0] * schedule.chunks
         rows = set()
         for action in order:
@@ -39,7 +41,40 @@ def in_flight_rows(schedule: Schedule) -> tuple[tuple[Row, ...], ...]:
                 counts[action.chunk] += 1
                 continue
             rows.add(tuple(counts))
-            if action.kind == release:
+            if action.kind in release:
                 counts[action.chunk] -= 1
         result.append(pareto_maximal(rows))
     return tuple(result)
+
+
+@lru_cache(maxsize=4096)
+def extreme_rows(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Rows that no other row, and no point between two others, reaches in every entry.
+
+    The bytes in flight are linear in a row, so for every choice of saved bytes one of these rows has the most.
+    """
+    kept = list(pareto_maximal(rows))
+    position = 0
+    while position < len(kept):
+        others = kept[:position] + kept[position + 1 :]
+        if any(_between(kept[position], one, other) for one, other in combinations(others, 2)):
+            kept.pop(position)
+        else:
+            position += 1
+    return tuple(kept)
+
+
+def _between(row: Row, one: Row, other: Row) -> bool:
+    """Whether a point on the segment from one row to another is at least as large as the row in every entry."""
+    low, high = Fraction(0), Fraction(1)
+    for mine, start, end in zip(row, one, other, strict=True):
+        if start == end:
+            if mine > start:
+                return False
+            continue
+        crossing = Fraction(mine - start, end - start)
+        if end > start:
+            low = max(low, crossing)
+        else:
+            high = min(high, crossing)
+    return low <= high

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule.actions import Action
-from mindspore_bmpipe.schedule.kinds import gpipe, one_f_one_b
+from mindspore_bmpipe.schedule.kinds import (
+    gpipe,
+    interleaved,
+    interleaved_less_memory,
+    one_f_one_b,
+    seqpipe,
+    seqsmartvpp,
+    seqvpp,
+    zero_bubble_v,
+)
 from mindspore_bmpipe.schedule.schedule import Schedule, looped_placement, validate_schedule
 
 OrderMaker = Callable[[int, int, int], tuple[tuple[Action, ...], ...]]
@@ -27,6 +36,8 @@ class ScheduleKind:
     """Most chunks per stage the kind allows; `None` for no limit."""
     placement: Callable[[int, int], tuple[int, ...]] = looped_placement
     """Stage of each virtual stage of (stages, chunks)."""
+    min_chunks: int = 1
+    """Fewest chunks per stage the kind allows."""
 
 
 _REGISTRY: dict[str, ScheduleKind] = {}
@@ -46,7 +57,7 @@ def register(kind: ScheduleKind) -> None:
     name = normalise(kind.name)
     if name in _REGISTRY:
         raise InputError(f"schedule {name} is already registered; choose another name")
-    _REGISTRY[name] = ScheduleKind(name, kind.orders, kind.max_chunks, kind.placement)
+    _REGISTRY[name] = replace(kind, name=name)
 
 
 def registered() -> tuple[str, ...]:
@@ -82,11 +93,30 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
             f"chunks: schedule {kind.name} takes at most {kind.max_chunks} chunk(s) per stage, got {chunks}; "
             "lower chunks"
         )
+    if chunks < kind.min_chunks:
+        raise InputError(
+            f"chunks: schedule {kind.name} takes at least {kind.min_chunks} chunks per stage, got {chunks}; raise chunks"
+        )
     made = kind.orders(stages, chunks, micro_batches)
     schedule = Schedule(kind.name, stages, chunks, micro_batches, made, kind.placement(stages, chunks))
     validate_schedule(schedule)
     return schedule
 
 
-for _module in (gpipe, one_f_one_b):
-    register(ScheduleKind(_module.NAME, _module.orders, _module.MAX_CHUNKS))
+for _kind in (
+    ScheduleKind(gpipe.NAME, gpipe.orders, gpipe.MAX_CHUNKS),
+    ScheduleKind(interleaved.NAME, interleaved.orders, interleaved.MAX_CHUNKS),
+    ScheduleKind(interleaved_less_memory.NAME, interleaved_less_memory.orders, interleaved_less_memory.MAX_CHUNKS),
+    ScheduleKind(seqpipe.NAME, seqpipe.orders, seqpipe.MAX_CHUNKS),
+    ScheduleKind(seqsmartvpp.NAME, seqsmartvpp.orders, seqsmartvpp.MAX_CHUNKS),
+    ScheduleKind(seqvpp.NAME, seqvpp.orders, seqvpp.MAX_CHUNKS),
+    ScheduleKind(
+        zero_bubble_v.NAME,
+        zero_bubble_v.orders,
+        zero_bubble_v.MAX_CHUNKS,
+        zero_bubble_v.placement,
+        zero_bubble_v.MIN_CHUNKS,
+    ),
+    ScheduleKind(one_f_one_b.NAME, one_f_one_b.orders, one_f_one_b.MAX_CHUNKS),
+):
+    register(_kind)

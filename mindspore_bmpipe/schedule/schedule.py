@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, Action, format_order, parse_order
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE, Action, format_order, parse_order
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ def parse_schedule(
     return schedule
 
 
+def splits_backward(schedule: Schedule) -> bool:
+    """Whether weight gradients are actions of their own somewhere, so that `B` is only the gradient of inputs."""
+    return any(action.kind in (WEIGHT, WHOLE) for order in schedule.orders for action in order)
+
+
 def validate_schedule(schedule: Schedule) -> None:
     """Check that every stage runs each of its actions once, forward before backward before weight gradient.
 
@@ -104,7 +109,7 @@ def validate_schedule(schedule: Schedule) -> None:
             f"schedule {schedule.kind}: stage_of_virtual must name each stage {schedule.chunks} times, "
             f"got {schedule.stage_of_virtual}"
         )
-    has_weight = any(action.kind == WEIGHT for order in schedule.orders for action in order)
+    has_weight = splits_backward(schedule)
     for stage, order in enumerate(schedule.orders):
         _validate_order(schedule, stage, order, has_weight)
 
@@ -121,19 +126,24 @@ def _validate_order(schedule: Schedule, stage: int, order: tuple[Action, ...], h
             problem = f"there is no micro-batch {action.micro_batch} (micro-batches: {schedule.micro_batches})"
         elif action in done:
             problem = "it has already run"
-        elif action.kind == BACKWARD and action._replace(kind=FORWARD) not in done:
+        elif action.kind in (BACKWARD, WHOLE) and action._replace(kind=FORWARD) not in done:
             problem = "its forward has not run yet"
+        elif action.kind == WHOLE and action._replace(kind=BACKWARD) in done:
+            problem = "its backward has already run"
+        elif action.kind in (BACKWARD, WEIGHT) and action._replace(kind=WHOLE) in done:
+            problem = "its whole backward has already run"
         elif action.kind == WEIGHT and action._replace(kind=BACKWARD) not in done:
             problem = "its backward has not run yet"
         if problem is not None:
             raise InputError(f"{_at_step(schedule, stage, step)}: {problem}")
         done.add(action)
-    kinds = KINDS if has_weight else (FORWARD, BACKWARD)
+    kinds = (FORWARD, BACKWARD, WEIGHT) if has_weight else (FORWARD, BACKWARD)
     for kind in kinds:
         for chunk in range(schedule.chunks):
             for micro_batch in range(schedule.micro_batches):
                 action = Action(kind, chunk, micro_batch)
-                if action not in done:
+                whole = kind != FORWARD and action._replace(kind=WHOLE) in done
+                if action not in done and not whole:
                     raise InputError(f"{_at_step(schedule, stage, len(order))}: the order ends without {action}")
 
 

@@ -63,7 +63,7 @@ def _durations(
                 f"{label} times have shape {times.shape}, expected (plans, virtual stages) = "
                 f"({forward.shape[0]}, {graph.virtual_stages})"
             )
-    return np.concatenate((forward, backward, weight), axis=1).T
+    return np.concatenate((forward, backward, weight, backward + weight), axis=1).T
 
 
 def _end_times(graph: DependencyGraph, durations: FloatArray, transfer_ms: float) -> FloatArray:
@@ -158,5 +158,6 @@ def critical_path(
         else:
             transfers += int(graph.transfers[index])
             index = data
-    forward, backward, weight = counts.reshape(len(KINDS), graph.virtual_stages).tolist()
-    return PathCounts(tuple(forward), tuple(backward), tuple(weight), transfers)
+    forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
+    backward, weight = backward + whole, weight + whole
+    return PathCounts(tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), transfers)

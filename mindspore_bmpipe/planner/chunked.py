@@ -1,0 +1,144 @@
+"""The project's planner for several chunks per stage.
+
+1. The relaxation of the integer program over counts, with paths added as they are violated, gives a first bound and,
+   rounded, a first split; even splits and the even planner's own plan are others.
+2. Local search descends from these and from random splits (`chunk_search`).
+3. The integer program, told to look only for plans better than the best one, either finds one or proves that there is
+   none. Few actions: with a start time per action (all paths at once). Many: with paths added as answers violate them.
+
+Steps 1 and 2 are bounded by work, so their plan is the same on every machine. Of step 3 a plan is used only if the
+solver ended by itself or at its node limit.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from mindspore_bmpipe.planner import even
+from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
+from mindspore_bmpipe.planner.chunk_options import ChunkOptions
+from mindspore_bmpipe.planner.chunk_rules import ChunkRules
+from mindspore_bmpipe.planner.chunk_search import ChunkSearch
+from mindspore_bmpipe.planner.local_search import PathPool
+from mindspore_bmpipe.planner.milp import least_excess, tighten
+from mindspore_bmpipe.planner.milp_backend import SolverError
+from mindspore_bmpipe.planner.milp_chunks import Prover
+from mindspore_bmpipe.planner.milp_counts import CountModel
+from mindspore_bmpipe.problem import Decision, Problem, evaluate, recompute_ms, stage_memory, virtual_stage_times, virtual_stage_weights
+
+_SEARCH_WORK = 1_000_000
+"""Work of the local search (`ChunkSearch.work`); about ten seconds."""
+_OFFER_WORK = 10_000
+"""Work on each split of the integer program."""
+_SHARED_PATHS = 250
+"""Paths of the local search that the integer program starts with."""
+_SEARCH_SHARE = 0.5
+"""Share of the wall clock that local search may use as the last resort."""
+
+
+def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> Solution:
+    """Plan a problem with any number of chunks."""
+    rules = ChunkRules(problem)
+    nearest = rules.any_split()
+    if nearest is None:
+        return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, None))
+    pool = PathPool(problem)
+    search = ChunkSearch(problem, PathPool(problem), rules, ChunkOptions(problem))
+    bound, rounded, sent = 0.0, None, 0
+    try:
+        model = CountModel(problem, limits, solver)
+        bound = tighten(model, pool, None, clock)
+        if bound == float("inf"):
+            needed = least_excess(problem, limits, clock, solver)
+            return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
+        sent = len(pool.paths)
+        rounded = _rounded_split(model, rules)
+    except SolverError:
+        model = None
+    baseline = even.plan(problem, limits).decision
+    starts = [split for split in (rounded, nearest, None if baseline is None else _split_of(baseline)) if split]
+    deadline = clock.part(_SEARCH_SHARE)
+    search.explore(starts, deadline, limits.seed, limits.effort * _SEARCH_WORK, bound * (1 + limits.accepted_gap / 2))
+    best = _better(problem, baseline, search)
+    timed_out = deadline.expired()
+    if model is not None:
+        _share_paths(search, pool, problem, best)
+        for path in pool.paths[sent:]:
+            model.add_path(path)
+        time = float("inf") if best is None else evaluate(problem, best).step_time_ms
+        prover = Prover(problem, model, pool, lambda split: _offer(search, split, clock), limits, clock, solver)
+        proof = prover.run(time, bound)
+        bound = max(bound, proof.bound_ms)
+        timed_out = timed_out or proof.timed_out
+        if proof.decision is not None:
+            best = proof.decision
+    if best is None:
+        if bound == float("inf"):
+            needed = least_excess(problem, limits, clock, solver)
+            return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
+        return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the limits")
+    time = evaluate(problem, best).step_time_ms
+    proved = bound >= time * (1 - limits.accepted_gap)
+    if proved:
+        message = ""
+    elif timed_out:
+        message = f"the wall clock ({limits.time_limit_s:g} s) ended the search; another run may give another plan"
+    else:
+        message = f"the work limit ({limits.node_limit} nodes) or the solver ended the proof"
+    return with_plan(name, problem, best, clock, min(bound, time), proved, message)
+
+
+def _share_paths(search: ChunkSearch, pool: PathPool, problem: Problem, best: Decision | None) -> None:
+    """Give the proof the paths that the search found to be long for good plans."""
+    if search.best is not None:
+        search.pool.keep_longest(search.best.forward, search.best.backward, search.best.weight, _SHARED_PATHS)
+        for path in search.pool.paths:
+            pool.add(path)
+    if best is not None:
+        pool.separate(*virtual_stage_times(problem, best), virtual_stage_weights(problem, best))
+
+
+def _offer(search: ChunkSearch, split: tuple[int, ...], clock: Clock) -> tuple[Decision, float] | None:
+    """Descend from a split of the integer program; the plan, if it is the best so far."""
+    before = search.best
+    if not search.rules.allowed(np.array([split]))[0]:
+        return None
+    search.descend(search.start(split), clock, search.work + _OFFER_WORK)
+    best = search.best
+    if best is None or best is before or best.excess_bytes > 0:
+        return None
+    return search.decision(best), best.time_ms
+
+
+def _rounded_split(model: CountModel, rules: ChunkRules) -> tuple[int, ...] | None:
+    """The split nearest to the relaxation's, if the rules allow it."""
+    until = np.cumsum(model.relaxed_units())
+    size = len(until)
+    bounds = [0]
+    for virtual, wanted in enumerate(until.tolist()):
+        least, most = bounds[-1] + 1, rules.problem.units - (size - 1 - virtual)
+        bounds.append(min(max(round(wanted), least), most))
+    bounds[-1] = rules.problem.units
+    return tuple(bounds) if rules.allowed(np.array([bounds]))[0] else None
+
+
+def _split_of(decision: Decision) -> tuple[int, ...]:
+    sizes = [sum(map(sum, placed)) for placed in zip(*decision.counts, strict=True)]
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def _better(problem: Problem, baseline: Decision | None, search: ChunkSearch) -> Decision | None:
+    """The better plan by time, recomputation, then peak, of those that fit."""
+    found = [] if baseline is None else [baseline]
+    if search.best is not None and search.best.excess_bytes == 0:
+        found.append(search.decision(search.best))
+    if not found:
+        return None
+
+    def key(decision: Decision) -> tuple[float, float, int]:
+        peak = max(peak for _, peak in stage_memory(problem, decision))
+        return evaluate(problem, decision).step_time_ms, recompute_ms(problem, decision), peak
+
+    return min(found, key=key)

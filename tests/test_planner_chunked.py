@@ -1,0 +1,88 @@
+"""The planner for several chunks per stage against the oracle, published plans and its own promises."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from problem_samples import DATA, case_b, even_decision, random_chunked_problem
+from test_planner_bmpipe import TIGHT, assert_same_optimum
+
+from mindspore_bmpipe.planner import SolveLimits, Status, registered, solve
+from mindspore_bmpipe.planner.base import Clock
+from mindspore_bmpipe.planner.milp import plan_counts
+from mindspore_bmpipe.problem import check, evaluate, recompute_ms, stage_memory
+
+EXPECTED = json.loads((DATA / "case_b.expected.json").read_text())["plans"]
+QUICK = SolveLimits(relative_gap=1e-7, effort=0.1)
+
+
+@pytest.mark.parametrize("option", ["none", "both"])
+def test_published_plans_take_their_published_time_and_memory(option: str) -> None:
+    problem = case_b()
+    expected = EXPECTED[f"even_{option}"]
+    decision = even_decision(problem, option)
+    evaluation = evaluate(problem, decision)
+    assert evaluation.step_time_ms == pytest.approx(expected["step_time_ms"], abs=0.05)
+    assert evaluation.bubble.total == pytest.approx(expected["bubble"], abs=5e-5)
+    peaks = [peak / 1e6 for _, peak in stage_memory(problem, decision)]
+    published = expected["stage_peaks_mb"]
+    assert peaks[: len(published)] == pytest.approx(published, abs=1)
+
+
+def test_samples_cover_every_schedule_and_both_answers() -> None:
+    problems = [random_chunked_problem(seed) for seed in range(300)]
+    assert len(Counter(problem.schedule for problem in problems)) == 8
+    feasible = [solve(problem, "exhaustive").decision is not None for problem in problems[:40]]
+    assert {True, False} == set(feasible)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 20))
+def test_equals_the_oracle(first: int) -> None:
+    for seed in range(first, first + 20):
+        problem = random_chunked_problem(seed)
+        oracle = solve(problem, "exhaustive")
+        solution = solve(problem, "bmpipe", QUICK)
+        assert_same_optimum(problem, solution, oracle)
+        assert solution.decision is None or check(problem, solution.decision) == ()
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_integer_program_alone_equals_the_oracle(first: int) -> None:
+    for seed in range(first, first + 50):
+        problem = random_chunked_problem(seed)
+        solution = plan_counts("counts", problem, TIGHT, Clock(TIGHT))
+        assert_same_optimum(problem, solution, solve(problem, "exhaustive"))
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_never_worse_than_another_planner(first: int) -> None:
+    others = [name for name in registered() if name not in ("bmpipe", "exhaustive")]
+    for seed in range(first, first + 50):
+        problem = random_chunked_problem(seed)
+        solution = solve(problem, "bmpipe", QUICK)
+        for name in others:
+            other = solve(problem, name)
+            if other.step_time_ms is not None:
+                assert solution.step_time_ms is not None
+                assert solution.step_time_ms <= other.step_time_ms * (1 + 1e-9)
+
+
+def test_a_first_look_at_the_published_case_beats_the_published_solver() -> None:
+    solution = solve(case_b(), "bmpipe", SolveLimits(effort=0.1, node_limit=10))
+    assert solution.step_time_ms is not None
+    assert solution.bound_ms is not None
+    assert solution.status is Status.FEASIBLE
+    assert solution.step_time_ms <= 13300
+    assert EXPECTED["proved_optimum"]["step_time_ms"] >= solution.bound_ms * (1 - 1e-6)
+    again = solve(case_b(), "bmpipe", SolveLimits(effort=0.1, node_limit=10))
+    assert again.decision == solution.decision
+    assert again.bound_ms == solution.bound_ms
+
+
+def test_speeds_scale_the_times_of_their_stage() -> None:
+    problem = case_b(stage_speeds=(2.0,) * 16)
+    decision = even_decision(problem, "none")
+    assert evaluate(problem, decision).step_time_ms == pytest.approx(15660.0 / 2)
+    assert recompute_ms(problem, decision) == 0
