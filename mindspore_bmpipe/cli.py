@@ -1,4 +1,4 @@
-"""The command line: ``bmpipe trace | plan | explain | check``."""
+"""The command line: ``bmpipe trace | plan | explain | check | verify``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ from mindspore_bmpipe.report.explain import explain, render_explanation
 from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
 from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
+from mindspore_bmpipe.verify.children import Rank
+from mindspore_bmpipe.verify.report import render_verification, verification_summary
+from mindspore_bmpipe.verify.run import verify
 
 _EPILOG = """\
 examples:
@@ -39,6 +42,7 @@ examples:
   bmpipe explain llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe plan llama.mindir -c configs/pipelines/llama_7b_910b.yaml -o plan.json
   bmpipe check plan.json llama.mindir -c configs/pipelines/llama_7b_910b.yaml
+  bmpipe verify plan.json tools.examples.llama:factory --set size=7b --stage 0
 
 exit codes: 0 done, 1 infeasible or check failed, 2 usage or bad input, 3 no plan within the time limit
 """
@@ -93,6 +97,22 @@ def _parser() -> argparse.ArgumentParser:
     check = _command(commands, "check", _run_check, "check a plan file against a network and settings, independently")
     check.add_argument("plan", metavar="PLAN", help="plan file written by 'bmpipe plan -o'")
     _source_arguments(check, config_required=True)
+
+    verify_command = _command(
+        commands,
+        "verify",
+        _run_verify,
+        "compile a plan with MindSpore's Ascend front end and compare the result with it",
+    )
+    verify_command.add_argument("plan", metavar="PLAN", help="plan file written by 'bmpipe plan -o'")
+    verify_command.add_argument("factory", metavar="pkg.module:factory", help="function that returns (network, inputs)")
+    verify_command.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help=_SET_HELP
+    )
+    verify_command.add_argument("--stage", default="all", metavar="K|all", help="stage to compile (default all)")
+    verify_command.add_argument("--ranks", type=int, metavar="N", help="devices of the cluster (default: the fewest)")
+    verify_command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    verify_command.add_argument("--time-limit", type=float, metavar="S", help="seconds that compiling may take")
     return parser
 
 
@@ -194,6 +214,37 @@ def _run_check(options: argparse.Namespace, console: Console) -> int:
         raise CheckFailedError(f"{options.plan} fails:\n" + "\n".join(f"  {line}" for line in wrong))
     print(f"{options.plan}: feasible, {plan.solver.step_time_ms:.3f} ms a step, as it says")
     return 0
+
+
+def _run_verify(options: argparse.Namespace, console: Console) -> int:
+    if not is_factory(options.factory):
+        raise InputError(f"{options.factory}: write pkg.module:factory, for example tools.examples.llama:factory")
+    if options.time_limit is not None and not options.time_limit > 0:
+        raise InputError(f"--time-limit {options.time_limit}: give a number of seconds above 0")
+    if options.ranks is not None and options.ranks < 1:
+        raise InputError(f"--ranks {options.ranks}: give a number of devices above 0")
+    if options.stage != "all" and not options.stage.isdecimal():
+        raise InputError(f"--stage {options.stage}: give the number of a stage, or all")
+    plan = load_plan(options.plan)
+    stages = None if options.stage == "all" else (int(options.stage),)
+    total = len(plan.stages) if stages is None else 1
+    ended: list[int] = []
+    with console.status(f"compiling {total} stages of {options.factory}") as status:
+
+        def progress(rank: Rank, seconds: float) -> None:
+            ended.append(rank.rank)
+            console.print(f"rank {rank.rank} has compiled in {seconds:.0f} s", markup=False, highlight=False)
+            status.update(f"compiled {len(ended)} of {total} stages")
+
+        result = verify(
+            plan, options.plan, options.factory, parse_settings(options.settings), stages, options.ranks,
+            options.time_limit, progress,
+        )  # fmt: skip
+    if options.json:
+        _print_json(verification_summary(result))
+    else:
+        print(render_verification(result, plan.source))
+    return 1 if result.findings else 0
 
 
 def _config(options: argparse.Namespace) -> Config:

@@ -48,7 +48,12 @@ def test_every_operation_is_in_one_unit_and_data_flows_forward(name: str) -> Non
 def test_equal_blocks_have_equally_many_operations() -> None:
     for name in FACTORIES:
         blocks = [unit for unit in split_units(traced(name)).units if unit.name.startswith("blocks.")]
-        assert len({(len(unit.forward), len(unit.backward), len(unit.parameters)) for unit in blocks}) == 1, name
+        sizes = [(len(unit.forward), len(unit.backward), len(unit.parameters)) for unit in blocks]
+        if name == "vision_language":
+            # Cutting the image tokens off is the network's own operation; it follows the last block.
+            assert sizes == [sizes[0], (sizes[0][0] + 1, sizes[0][1] + 1, sizes[0][2])]
+        else:
+            assert len(set(sizes)) == 1, name
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert"])

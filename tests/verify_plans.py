@@ -35,8 +35,8 @@ def keep_all(unit: int, names: list[str]) -> str:
 
 
 def mixed(unit: int, names: list[str]) -> str:
-    """A different option for each unit, `none` and `full` among them."""
-    return names[unit % len(names)]
+    """Other options for neighbouring units: `none` for the second, `full` for the third, and so on."""
+    return names[(1 - unit) % len(names)]
 
 
 def hand_plan(costs: NetworkCosts, cuts: Sequence[int], choose: Choose = keep_all, **config: Any) -> Plan:

@@ -1,7 +1,7 @@
 """Recompute options of a unit: which of its cells to recompute, what that keeps, costs and needs while it runs.
 
-MindSpore's semantics: a recomputed cell runs again just before its own backward; its results are kept, everything else
-made inside it is not; of what runs again, only operations whose results backward needs are counted.
+MindSpore's semantics: a recomputed cell runs again just before its own backward; what leaves the cell is kept,
+everything else made inside it is not; of what runs again, only operations whose dropped results backward needs count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mindspore_bmpipe.costs.polynomial import undominated
 from mindspore_bmpipe.costs.unit_model import ModelOperation, UnitModel, indices_of
 
-MOST_PER_CELL = 12
+MOST_PER_CELL = 32
 """Combinations kept for each cell while combinations of its sub-cells are formed; more did not change any frontier of
 the example networks."""
 
@@ -59,6 +59,7 @@ class RecomputeModel:
             for storage in indices_of(operation.reads):
                 self._readers[storage].append(number)
         self._dropped = {cell: tuple(self._interior(cell)) for cell in self._inside}
+        """Cell -> (forward operation, those of its results that the cell drops when it is recomputed)."""
         self._backward_reads = 0
         for operation in self._backward:
             self._backward_reads |= operation.reads
@@ -79,16 +80,15 @@ class RecomputeModel:
 
     def kept(self, cells: Iterable[str]) -> tuple[int, tuple[int, ...]]:
         """Storages kept and forward operations repeated when ``cells`` are recomputed."""
-        recomputed = sorted({number for cell in cells for number in self._dropped[cell]})
+        recomputed = sorted(entry for cell in cells for entry in self._dropped[cell])
         wanted = self._backward_reads
         made = 0
         repeated: list[int] = []
-        for number in reversed(recomputed):
-            operation = self._forward[number]
-            made |= operation.writes
-            if operation.writes & wanted:
+        for number, dropped in reversed(recomputed):
+            made |= dropped
+            if dropped & wanted:
                 repeated.append(number)
-                wanted |= operation.reads
+                wanted |= self._forward[number].reads
         return wanted & ~made & self._model.keepable, tuple(reversed(repeated))
 
     def option(self, cells: Cells) -> RecomputeOption:
@@ -106,16 +106,20 @@ class RecomputeModel:
         working[:-1] -= self._model.bytes_of(kept)
         return RecomputeOption(cells, saved, kept, repeated, undominated(working))
 
-    def _interior(self, cell: str) -> Iterable[int]:
-        """Forward operations of a cell whose results stay inside it; the results of the others are kept."""
+    def _interior(self, cell: str) -> Iterable[tuple[int, int]]:
+        """Forward operations of a cell with their results that stay inside it; what leaves a cell is kept.
+
+        The compiler decides for each result: a layer norm whose normalised result leaves the cell runs again for its
+        mean and variance.
+        """
         inside = set(self._inside[cell])
         for number in self._inside[cell]:
-            operation = self._forward[number]
-            leaves = operation.is_output or any(
-                reader not in inside for storage in indices_of(operation.writes) for reader in self._readers[storage]
-            )
-            if not leaves:
-                yield number
+            dropped = 0
+            for storage in indices_of(self._forward[number].writes & ~self._model.results):
+                if all(reader in inside for reader in self._readers[storage]):
+                    dropped |= 1 << storage
+            if dropped:
+                yield number, dropped
 
     def _forward_reads_outside(self) -> int:
         reads = made = 0
@@ -129,7 +133,8 @@ class RecomputeModel:
 
     def _backward_timeline(self, cells: Cells, repeated: Sequence[int]) -> list[ModelOperation]:
         """Backward operations, each recomputed cell running again just before the first that needs it."""
-        groups = {cell: [number for number in self._dropped[cell] if number in set(repeated)] for cell in cells}
+        again = set(repeated)
+        groups = {cell: [number for number, _ in self._dropped[cell] if number in again] for cell in cells}
         makes = {}
         for cell, numbers in groups.items():
             mask = 0
@@ -154,7 +159,7 @@ class RecomputeModel:
             present: storages that are there from the start.
         """
         model = self._model
-        keep = stays | model.leaving | self._results()
+        keep = stays | model.leaving | model.results
         last: dict[int, int] = {}
         for step, operation in enumerate(timeline):
             for storage in indices_of(operation.reads | operation.writes):
@@ -173,14 +178,6 @@ class RecomputeModel:
                 change[step + 1] -= model.sizes[storage]
         live = np.cumsum(change, axis=0)[:-1]
         return live if len(live) else np.zeros((1, model.sizes.shape[1]))
-
-    def _results(self) -> int:
-        """Forward results that later units read."""
-        mask = 0
-        for operation in self._forward:
-            if operation.is_output:
-                mask |= operation.writes
-        return mask
 
 
 def frontier(

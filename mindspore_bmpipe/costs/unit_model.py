@@ -40,8 +40,6 @@ class ModelOperation:
     """Storages read, as a bit mask."""
     writes: int
     """Storages made, as a bit mask."""
-    is_output: bool
-    """Whether something outside the unit reads a result of it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ class UnitModel:
     """Keepable storages made elsewhere and read by several units; a stage keeps them once, not once per unit."""
     arriving: int
     """Gradients that other units' backward leaves for this one."""
+    results: int
+    """Results of forward operations that later units read, and the network's own result."""
     leaving: int
     """Results of backward that other units read."""
     discarded: int
@@ -190,7 +190,6 @@ class _Builder:
             dtype=kinds[0] if kinds else "float32",
             reads=self._mask(read_tensors(operation)),
             writes=self._mask(operation.outputs),
-            is_output=any(_is_read_outside(self._index, t, self._number) for t in operation.outputs),
         )
 
     def _view(self, operation: Operation) -> OperationView:
@@ -218,7 +217,7 @@ class _Builder:
         return mask
 
     def _masks(self) -> dict[str, int]:
-        keepable = shared = arriving = leaving = discarded = 0
+        keepable = shared = arriving = results = leaving = discarded = 0
         for storage, place in self._local.items():
             bit = 1 << place
             producer = self._index.made_by(storage)
@@ -229,6 +228,8 @@ class _Builder:
                 keepable |= bit
                 if _is_shared(self._index, storage, self._number):
                     shared |= bit
+                if own and self._leaves_forward(storage):
+                    results |= bit
             elif not own:
                 arriving |= bit
             elif readers - {self._number}:
@@ -239,9 +240,16 @@ class _Builder:
             "keepable": keepable,
             "shared": shared,
             "arriving": arriving,
+            "results": results,
             "leaving": leaving,
             "discarded": discarded,
         }
+
+    def _leaves_forward(self, storage: int) -> bool:
+        """Whether a forward result is read by another unit's forward, or by nothing at all (the loss)."""
+        forward = self._index.forward_readers.get(storage, frozenset())
+        anywhere = forward | self._index.backward_readers.get(storage, frozenset())
+        return bool(forward - {self._number}) or not anywhere
 
     def _name(self, storage: int) -> str:
         producer = self._index.made_by(storage)

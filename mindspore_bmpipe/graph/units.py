@@ -155,9 +155,8 @@ def _owners(graph: CellGraph, roots: Sequence[str]) -> dict[str, int]:
 
 
 def _assign_operations(graph: CellGraph, owner: dict[str, int], roots: Sequence[str]) -> list[int]:
-    """Unit of every operation; those of no unit's cell go where their data comes from."""
+    """Unit of every operation; those of no unit's cell go where the latest of their data is made, as MindSpore does."""
     count = len(roots)
-    repeated = {index for index, path in enumerate(roots) if path.rpartition(".")[2].isdigit()}
     units: list[int | None] = [owner.get(operation.cell) for operation in graph.operations]
     made_in: dict[int, int] = {}
     linked: dict[tuple[str, str], int] = {}
@@ -169,17 +168,12 @@ def _assign_operations(graph: CellGraph, owner: dict[str, int], roots: Sequence[
         for tensor in read_tensors(operation):
             consumers[tensor].append(index)
 
-    reader = _only_reader(graph, units, consumers)
     for index, operation in enumerate(graph.operations):
         if operation.phase is Phase.FORWARD:
             if units[index] is None:
                 sources = [made_in[tensor] for tensor in read_tensors(operation) if tensor in made_in]
                 if sources:
-                    source = max(sources, key=lambda item: rank[item])
-                    # What follows the last of several equal cells must not make it differ from the others.
-                    after = reader.get(index)
-                    moves = after is not None and source in repeated and after not in repeated
-                    units[index] = after if moves and after is not None and rank[after] > rank[source] else source
+                    units[index] = max(sources, key=lambda item: rank[item])
             unit = units[index]
             if unit is not None:
                 made_in.update(dict.fromkeys(operation.outputs, unit))
@@ -209,24 +203,6 @@ def _assign_operations(graph: CellGraph, owner: dict[str, int], roots: Sequence[
                 made_in.update(dict.fromkeys(operation.outputs, unit))
     last = max(range(count), key=lambda item: rank[item])
     return [last if unit is None else unit for unit in units]
-
-
-def _only_reader(graph: CellGraph, units: Sequence[int | None], consumers: dict[int, list[int]]) -> dict[int, int]:
-    """For operations of no unit's cell, the unit that reads their results where it is only one."""
-    found: dict[int, int] = {}
-    for index in reversed(range(len(graph.operations))):
-        operation = graph.operations[index]
-        if units[index] is None and operation.phase is Phase.FORWARD:
-            readers = {
-                found.get(user) if units[user] is None else units[user]
-                for output in operation.outputs
-                for user in consumers[output]
-                if graph.operations[user].phase is Phase.FORWARD
-            }
-            only = readers.pop() if len(readers) == 1 else None
-            if only is not None:
-                found[index] = only
-    return found
 
 
 def _first_operation(units: Sequence[int | None], count: int) -> list[int]:

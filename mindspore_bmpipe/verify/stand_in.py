@@ -182,11 +182,11 @@ def missing_symbols(package: Path, command: str) -> tuple[str, ...]:
     main = sorted(plugin.glob("libmindspore_ascend.so*"))
     if not main:
         raise InputError(
-            f"MindSpore in {package} has no Ascend plugin (lib/plugin/libmindspore_ascend.so), so it cannot compile for "
+            f"MindSpore in {package} has no Ascend plugin (libmindspore_ascend.so), so it cannot compile for "
             "Ascend; install a Linux wheel of mindspore 2.9 or 2.10 from PyPI"
         )
     asking = [*main, *plugin.glob("libmindspore_ops_ascend.so"), *(plugin / "ascend").glob("*.so")]
-    asking += [path for path in (plugin / "ascend").glob("ms_kernels_*/**/lib/*.so")]
+    asking += (plugin / "ascend").glob("ms_kernels_*/**/lib/*.so")
     machine = read_shared_library(main[0]).machine
     missing: set[str] = set()
     offered: set[str] = set()
@@ -213,9 +213,7 @@ def _system_libraries(names: Iterable[str], command: str) -> list[Path]:
 def source_text(symbols: Iterable[str]) -> str:
     """C++ source of the library that offers these symbols."""
     names = [name for name in symbols if name not in (_SOC_NAME, _STATUS_FACTORY)]
-    lines = [
-        f'asm(".globl {name}\\n.type {name}, %function\\n.set {name}, bmpipe_nothing\\n");' for name in names
-    ]
+    lines = [f'asm(".globl {name}\\n.type {name}, %function\\n.set {name}, bmpipe_nothing\\n");' for name in names]
     return _HEAD + "\n".join(lines) + "\n"
 
 

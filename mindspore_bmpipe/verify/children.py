@@ -1,0 +1,129 @@
+"""Runs child processes that compile: as many at once as there are cores, with progress, a time limit, and none left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspore_bmpipe.errors import InputError, TimeLimitError
+from mindspore_bmpipe.verify.jobs import Answer, Compile, read_answer, write_compiles
+from mindspore_bmpipe.verify.stand_in import StandIn
+
+_MODULE = "mindspore_bmpipe.verify.child"
+_POLL_SECONDS = 0.05
+_SHOWN_OF_LOG = 1500
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One child process: what it compiles, and which device of which cluster it takes itself for."""
+
+    rank: int
+    """Rank, 0 to `ranks` - 1."""
+    ranks: int
+    """Ranks of the cluster."""
+    compiles: tuple[Compile, ...]
+    """What it compiles, one after the other; names are unique among all ranks."""
+
+
+Progress = Callable[[Rank, float], None]
+"""Told of each child that has ended, with the seconds it took."""
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compile_ranks(
+    ranks: Sequence[Rank],
+    toolkit: StandIn,
+    folder: Path,
+    time_limit_s: float | None = None,
+    at_once: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Answer]:
+    """Compile everything the ranks ask for; answers by name.
+
+    Args:
+        ranks: the children to run.
+        toolkit: what to compile with.
+        folder: existing folder for requests, answers, graphs and logs.
+        time_limit_s: seconds that all children together may take; `None` for no limit.
+        at_once: children at the same time; by default as many as there are cores.
+        progress: called as children end.
+
+    Raises:
+        TimeLimitError: the limit is over; the message says which ranks had not finished.
+        InputError: a child ended without an answer.
+    """
+    waiting = list(enumerate(ranks))
+    running: dict[int, tuple[Rank, subprocess.Popen[bytes], float]] = {}
+    started = time.monotonic()
+    limit = at_once or cores()
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                number, rank = waiting.pop(0)
+                running[number] = rank, _start(number, rank, toolkit, folder), time.monotonic()
+            for number, (rank, process, since) in list(running.items()):
+                if process.poll() is not None:
+                    del running[number]
+                    if progress is not None:
+                        progress(rank, time.monotonic() - since)
+            if time_limit_s is not None and time.monotonic() - started > time_limit_s and (waiting or running):
+                late = sorted({rank.rank for rank, _, _ in running.values()} | {rank.rank for _, rank in waiting})
+                raise TimeLimitError(
+                    f"not compiled within {time_limit_s:g} s: rank {', '.join(map(str, late))}; raise --time-limit or "
+                    "verify fewer stages"
+                )
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for _, process, _ in running.values():
+            _end(process)
+    answers: dict[str, Answer] = {}
+    for number, rank in enumerate(ranks):
+        for wanted in rank.compiles:
+            answer = read_answer(folder, wanted.name)
+            if answer is None:
+                log = _log(folder, number)
+                text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
+                raise InputError(
+                    f"rank {rank.rank}: the compiling process ended without an answer for {wanted.name}: "
+                    f"{text[-_SHOWN_OF_LOG:]}"
+                )
+            answers[wanted.name] = answer
+    return answers
+
+
+def _start(number: int, rank: Rank, toolkit: StandIn, folder: Path) -> subprocess.Popen[bytes]:
+    requests = folder / f"requests_{number}.json"
+    write_compiles(requests, rank.compiles)
+    environment = toolkit.environment(os.environ)
+    environment.update(RANK_SIZE=str(rank.ranks), RANK_ID=str(rank.rank), GLOG_v="3")
+    # The child works in the folder, so that what MindSpore writes goes there; modules are still found from here.
+    here = [os.getcwd(), *(path for path in sys.path if path)]
+    environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), *here]).lstrip(os.pathsep)
+    with open(_log(folder, number), "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(requests), str(folder)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True,
+        )  # fmt: skip
+
+
+def _log(folder: Path, number: int) -> Path:
+    return folder / f"log_{number}.txt"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,91 @@
+"""The LLaMA-like network with its large products shared out over tensor-parallel ranks, as Megatron-LM does it.
+
+Query, key, value, gate and up projections are split by columns, output and down projections by rows, vocabulary by rows
+of the table. Strategies take part only in parallel compiles; elsewhere the network is that of `tools.examples.llama`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor
+
+from tools.examples import llama
+from tools.examples.common import LanguageModelHead, SplitHeads
+
+
+def factory(
+    size: str = "tiny", data_parallel: int = 1, tensor_parallel: int = 1, **overrides: Any
+) -> tuple[llama.Llama, tuple[Tensor, Tensor]]:
+    """Build the network with strategies for `data_parallel` x `tensor_parallel` ranks a stage.
+
+    Args:
+        size: as in `tools.examples.llama.factory`.
+        data_parallel: ranks that share a batch.
+        tensor_parallel: ranks that share each layer; divides heads, key/value heads, and `ffn`.
+        **overrides: as in `tools.examples.llama.factory`.
+
+    Returns:
+        As `tools.examples.llama.factory`, for the batch of all data-parallel ranks.
+    """
+    network, inputs = llama.factory(size, **overrides)
+    rows, columns = data_parallel, tensor_parallel
+    for block in network.blocks:
+        attention, feed_forward = block.attention, block.feed_forward
+        for norm in (block.attention_norm, block.feed_forward_norm):
+            _shard_norm(norm, rows)
+        for dense in (attention.q_proj, attention.k_proj, attention.v_proj, feed_forward.gate, feed_forward.up):
+            dense.matmul.shard(((rows, 1), (columns, 1)))
+        for dense in (attention.o_proj, feed_forward.down):
+            dense.matmul.shard(((rows, columns), (1, columns)))
+        for split in (attention.split_query, attention.split_key, attention.split_value):
+            _shard_split(split, rows, columns)
+        _shard_attention(attention, rows, columns)
+        feed_forward.multiply.shard(((rows, 1, columns), (rows, 1, columns)))
+        for add in (block.add_attention, block.add_feed_forward):
+            add.shard(((rows, 1, 1), (rows, 1, 1)))
+    _shard_norm(network.norm, rows)
+    network.embedding.gather.shard(((1, 1), (rows, 1)))
+    _shard_head(network.head, rows, columns)
+    return network, inputs
+
+
+def _shard_norm(norm: llama.RMSNorm, rows: int) -> None:
+    whole = (rows, 1, 1)
+    for unary in (norm.square, norm.mean, norm.cast):
+        unary.shard((whole,))
+    norm.rsqrt.shard((whole,))
+    norm.add.shard((whole, ()))
+    norm.normalise.shard((whole, whole))
+    norm.scale.shard((whole, (1,)))
+
+
+def _shard_split(split: SplitHeads, rows: int, columns: int) -> None:
+    split.transpose.shard(((rows, 1, columns, 1),))
+
+
+def _shard_attention(attention: llama.Attention, rows: int, columns: int) -> None:
+    heads = (rows, columns, 1, 1)
+    for rotary in (attention.rotary_query, attention.rotary_key):
+        rotary.multiply_straight.shard((heads, (1, 1)))
+        rotary.multiply_turned.shard((heads, (1, 1)))
+        rotary.add.shard((heads, heads))
+        rotary.negative.shard((heads,))
+        rotary.split.shard((heads,))
+        rotary.concatenate.shard((heads, heads))
+    core = attention.core
+    if isinstance(core, llama.UnfusedAttention):
+        core.scale.shard((heads, ()))
+        core.score.shard((heads, heads))
+        core.add_mask.shard((heads, (1, 1)))
+        core.softmax.shard((heads,))
+        core.weigh.shard((heads, heads))
+        for repeat in (core.repeat_key, core.repeat_value):
+            repeat.tile.shard(((rows, columns, 1, 1),))
+    else:
+        core.attention.shard((heads, heads, heads, (1, 1)))
+    attention.merge.transpose.shard((heads,))
+
+
+def _shard_head(head: LanguageModelHead, rows: int, columns: int) -> None:
+    head.matmul.shard(((rows, 1), (columns, 1)))
