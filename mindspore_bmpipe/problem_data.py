@@ -84,8 +84,8 @@ class Problem:
     stage_constant_bytes: int = 0
     """Bytes every stage uses whatever is placed on it, at least 0."""
     shared_saved_bytes: int = 0
-    """Bytes every stage keeps once per micro-batch in flight whatever is placed on it, at least 0: what many units read,
-    such as a mask."""
+    """Bytes every stage keeps once per micro-batch in flight whatever is placed on it, at least 0: what many units
+    read, such as a mask."""
     transfer_ms: float = 0.0
     """Time of one transfer between virtual stages on different stages, at least 0."""
     forbidden_cuts: frozenset[int] = frozenset()
@@ -118,8 +118,7 @@ class Problem:
 
     @property
     def ideal_ms(self) -> float:
-        """Time of a step without any bubble or recomputation: m / (sum of speeds, p by default) * sum of forward and
-        backward."""
+        """Time of a step without any bubble or recomputation: micro-batches * (forward + backward) / sum of speeds."""
         work = sum(run.count * (run.forward_ms + run.backward_ms) for run in self.runs)
         return self.micro_batches / sum(self.speeds) * work
 

@@ -19,7 +19,9 @@ def test_counts_are_the_published_ones(stages: int, micro_batches: int) -> None:
         assert in_flight_rows(make_schedule("gpipe", stages, 2, micro_batches)) == (everything,) * stages
 
 
-@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 2, 8), (4, 3, 16), (8, 2, 8), (2, 6, 10), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("stages", "chunks", "micro_batches"), [(4, 2, 8), (4, 3, 16), (8, 2, 8), (2, 6, 10), (3, 2, 3)]
+)
 def test_chunks_in_flight_are_the_published_ones(stages: int, chunks: int, micro_batches: int) -> None:
     large = in_flight_rows(make_schedule("interleaved", stages, chunks, micro_batches))
     small = in_flight_rows(make_schedule("seqsmartvpp", stages, chunks, micro_batches))

@@ -94,7 +94,12 @@ class StageOptions:
         best = np.full((len(units), self.problem.stages), np.iinfo(np.int64).max, dtype=np.int64)
         for table in self._caps:
             possible = ~(units[:, table.without_option] > 0).any(axis=1)
-            peak = self._constants + static[:, None] + table.reserved + (units @ table.least_saved)[:, None] * self.in_flight[None, :]
+            peak = (
+                self._constants
+                + static[:, None]
+                + table.reserved
+                + (units @ table.least_saved)[:, None] * self.in_flight[None, :]
+            )
             best = np.where(possible[:, None], np.minimum(best, peak), best)
         return best
 
