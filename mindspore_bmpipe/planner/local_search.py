@@ -207,6 +207,8 @@ class SplitSearch:
 def moved_blocks(bounds: Bounds, steps: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """Copies of a split with one block of consecutive cuts moved, shape (n, len(bounds)); not all are splits."""
     cuts = len(bounds) - 2
+    if cuts < 1:
+        return np.empty((0, len(bounds)), dtype=np.int64)
     first, last = np.triu_indices(cuts)
     position = np.arange(cuts)
     block = (position >= first[:, None]) & (position <= last[:, None])
