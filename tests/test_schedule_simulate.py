@@ -150,6 +150,23 @@ def test_published_bubbles_of_1f1b(row: dict[str, float]) -> None:
     assert (longest - micro_batches * work) / longest == pytest.approx(row["b_1f1b"], abs=1e-4)
 
 
+@pytest.mark.parametrize("row", json.loads((DATA / "zero_bubble.json").read_text())["rows"])
+def test_published_bubbles_of_the_interleaved_schedule(row: dict[str, float]) -> None:
+    configs = json.loads((DATA / "zero_bubble.json").read_text())["configs"]
+    layers = dict(zip(("1.5B", "6.2B", "14.6B", "28.3B"), configs["layers"], strict=True))
+    stages, micro_batches = int(row["p"]), int(row["m"])
+    # One layer a chunk; the embedding and the head take a layer's place each.
+    chunks = (layers[str(row["model"])] + 2) // stages
+    size = stages * chunks
+    work = row["F_ms"] + row["I_ms"] + row["W_ms"]
+    schedule = make_schedule("interleaved", stages, chunks, micro_batches)
+    backward = [(row["I_ms"] + row["W_ms"]) / chunks] * size
+    timed = timeline(schedule, [row["F_ms"] / chunks] * size, backward, row["transfer_ms"])
+    spans = [[entry for entry in timed if entry.stage == stage] for stage in range(stages)]
+    longest = max(max(e.end_ms for e in span) - min(e.start_ms for e in span) for span in spans)
+    assert (longest - micro_batches * work) / longest == pytest.approx(row["b_1f1b_interleaved"], abs=0.005)
+
+
 def test_a_batch_in_pieces_gives_each_plan_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = make_schedule("1f1b", 4, 1, 6)
     rng = np.random.default_rng(0)
