@@ -27,7 +27,9 @@ def event_simulation(
     A stage starts its next action as soon as it is idle and the action's message has arrived; messages are sent when
     the sending action ends. Nothing here looks at a graph or a level.
     """
-    durations = {"F": forward, "B": backward, "W": weight}
+    whole = [inputs + weights for inputs, weights in zip(backward, weight, strict=True)]
+    durations = {"F": forward, "B": backward, "W": weight, "BW": whole}
+    messages = {"F": "F", "B": "B", "BW": "B", "W": "W"}
     virtual_at = {(s, schedule.chunk_of_virtual[k]): k for k, s in enumerate(schedule.stage_of_virtual)}
     last = schedule.virtual_stages - 1
     arrived: dict[tuple[str, int, int], float] = {}
@@ -43,8 +45,9 @@ def event_simulation(
             return
         action = schedule.orders[stage][position[stage]]
         k = virtual_at[stage, action.chunk]
-        needs_message = (action.kind == "F" and k > 0) or (action.kind == "B" and k < last)
-        if needs_message and (action.kind, k, action.micro_batch) not in arrived:
+        message = messages[action.kind]
+        needs_message = (message == "F" and k > 0) or (message == "B" and k < last)
+        if needs_message and (message, k, action.micro_batch) not in arrived:
             return
         busy[stage] = True
         end = now + durations[action.kind][k]
@@ -60,11 +63,12 @@ def event_simulation(
             stage = data[0]
             action = schedule.orders[stage][position[stage]]
             k = virtual_at[stage, action.chunk]
-            target = k + 1 if action.kind == "F" and k < last else k - 1 if action.kind == "B" and k > 0 else None
+            message = messages[action.kind]
+            target = k + 1 if message == "F" and k < last else k - 1 if message == "B" and k > 0 else None
             if target is not None:
                 delay = transfer if schedule.stage_of_virtual[target] != stage else 0.0
                 counter += 1
-                heapq.heappush(events, (now + delay, counter, action.kind, (target, action.micro_batch)))
+                heapq.heappush(events, (now + delay, counter, message, (target, action.micro_batch)))
             position[stage] += 1
             busy[stage] = False
             try_start(stage, now)
@@ -90,20 +94,21 @@ def random_schedule(rng: random.Random) -> Schedule:
     while waiting:
         kind, k, j = rng.choice(sorted(waiting))
         waiting.remove((kind, k, j))
-        orders[placement[k]].append(Action(kind, chunk_of[k], j))
+        whole = kind == "B" and with_weight and rng.random() < 0.4
+        orders[placement[k]].append(Action("BW" if whole else kind, chunk_of[k], j))
         if kind == "F":
             waiting.add(("F", k + 1, j) if k + 1 < size else ("B", k, j))
         elif kind == "B":
             if k:
                 waiting.add(("B", k - 1, j))
-            if with_weight:
+            if with_weight and not whole:
                 waiting.add(("W", k, j))
     schedule = Schedule("custom", stages, chunks, micro_batches, tuple(map(tuple, orders)), tuple(placement))
     validate_schedule(schedule)
     return schedule
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(500))
 def test_random_orders_agree_with_the_event_simulation(seed: int) -> None:
     rng = random.Random(seed)
     schedule = random_schedule(rng)
