@@ -46,7 +46,16 @@ _SAPP_OPTIONS = (
 )
 
 _TABLE_KEYS = {"format", "source", "units", "stage_constant_bytes", "transfer_ms"}
-_UNIT_KEYS = {"name", "count", "forward_ms", "backward_ms", "static_bytes", "options", "trainable", "weight_gradient_ms"}
+_UNIT_KEYS = {
+    "name",
+    "count",
+    "forward_ms",
+    "backward_ms",
+    "static_bytes",
+    "options",
+    "trainable",
+    "weight_gradient_ms",
+}
 _OPTION_KEYS = {"name", "saved_bytes", "extra_backward_ms", "working_set_bytes"}
 _SAPP_TABLE_KEYS = {"name", "stage_const_mem", "layers_description", "body_layer_names", "pre_defined_layer"}
 _SAPP_LAYER_KEYS = {"name", "type", "model_name", "nb_layer", "time", "forward_time", "memory_parameter"} | {

@@ -177,7 +177,10 @@ def virtual_stage_weights(problem: Problem, decision: Decision) -> list[float] |
 
 
 def simulated_ms(
-    problem: Problem, forward_ms: npt.ArrayLike, backward_ms: npt.ArrayLike, weight_ms: npt.ArrayLike | None,
+    problem: Problem,
+    forward_ms: npt.ArrayLike,
+    backward_ms: npt.ArrayLike,
+    weight_ms: npt.ArrayLike | None,
     transfer_ms: float | None = None,
 ) -> npt.NDArray[np.float64]:
     """Step time of plans with these times of their virtual stages, shape (plans, K) or (K,).
@@ -412,8 +415,9 @@ def problem_from_config(
     shared_saved_bytes: int = 0,
     forbidden_cuts: frozenset[int] = frozenset(),
 ) -> Problem:
-    """The planning problem of evaluated costs and a CONFIG. `chunks` defaults to 2 for zero_bubble_v and to 1 else,
-    `schedule` to 1f1b for one chunk and to interleaved for more.
+    """The planning problem of evaluated costs and a CONFIG.
+
+    `chunks` defaults to the fewest of the schedule, `schedule` to 1f1b for one chunk and to interleaved for more.
 
     `recompute_options` keeps the named options of each run; a run that has none of them keeps all of its own, so that
     embeddings and heads with a single option need not be named.

@@ -118,8 +118,7 @@ class Problem:
 
     @property
     def ideal_ms(self) -> float:
-        """Time of a step without any bubble or recomputation: m / (sum of speeds, p by default) * sum of forward and
-        backward."""
+        """Time of a step without any bubble or recomputation: micro-batches * (forward + backward) / sum of speeds."""
         work = sum(run.count * (run.forward_ms + run.backward_ms) for run in self.runs)
         return self.micro_batches / sum(self.speeds) * work
 

@@ -70,9 +70,7 @@ def random_chunked_problem(seed: int) -> Problem:
         weight = rng.choice([None, backward * rng.random()])
         forward = rng.choice([0.0, rng.random() * 10, float(rng.randint(1, 5))])
         trainable = rng.random() > 0.1
-        runs.append(
-            Run(f"r{len(runs)}", count, forward, backward, rng.randint(0, 10**9), options, trainable, weight)
-        )
+        runs.append(Run(f"r{len(runs)}", count, forward, backward, rng.randint(0, 10**9), options, trainable, weight))
     units = sum(run.count for run in runs)
     pins: tuple[Pin, ...] = ()
     if rng.random() < 0.2:

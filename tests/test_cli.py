@@ -242,7 +242,7 @@ def test_bad_layer_tables(
         ({"micro_batches": 0}, "micro_batches"),
         ({"micro_batches": None}, "micro_batches is missing"),
         ({"schedule": "zigzag"}, "MindSpore has no pipeline schedule 'zigzag'"),
-        ({"schedule": "seqpipe"}, "cannot plan"),
+        ({"schedule": "1f1b", "chunks": 2}, "at most 1 chunk"),
         ({"memory_limit": "lots"}, "memory_limit"),
         ({"stagse": 2}, "unknown key stagse"),
     ],

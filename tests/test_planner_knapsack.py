@@ -31,7 +31,7 @@ def test_choice_and_bound_against_enumeration(seed: int) -> None:
     units = [run for run in runs for _ in range(run.count)]
     in_flight = rng.randint(1, 4)
     limit = rng.randint(1, 30 * in_flight * len(units) // 2 + 20)
-    problem = Problem(runs, "gpipe", 1, 1, in_flight, (limit,))
+    problem = Problem(runs, "1f1b", 1, 1, in_flight, (limit,))
     static = sum(run.static_bytes for run in units)
     best, least = None, None
     for chosen in product(*(run.options for run in units)):
@@ -42,6 +42,8 @@ def test_choice_and_bound_against_enumeration(seed: int) -> None:
         if peak <= limit and (best is None or extra < best):
             best = extra
     stage_options = StageOptions(problem)
+    # One stage keeps one micro-batch in flight; as many as a stage of a longer pipeline are wanted.
+    stage_options.in_flight[0] = in_flight
     choice = stage_options.choice(0, 0, len(units))
     assert stage_options.least_bytes_from(0)[-1, 0] == least
     bound = stage_options.backward_bound_from(0)[-1, 0] - 2.0 * len(units)

@@ -64,5 +64,10 @@ def test_options_are_filtered_but_never_all_removed() -> None:
 def test_missing_and_unsupported_keys() -> None:
     with pytest.raises(InputError, match="micro_batches, memory_limit is missing"):
         problem_from_config(RUNS, parse_config({"stages": 2}))
-    with pytest.raises(InputError, match="schedule: seqpipe is a MindSpore schedule"):
-        make(schedule="seqpipe")
+    with pytest.raises(InputError, match="schedule 1f1b takes at most 1 chunk"):
+        make(schedule="1f1b", chunks=2)
+
+
+def test_schedule_and_chunks_that_are_not_given() -> None:
+    assert make(chunks=2).schedule == "interleaved"
+    assert make(schedule="zero_bubble_v").chunks == 2

@@ -45,9 +45,7 @@ F0 F1 F2 F0/1 F1/1 F2/1 B0/1 B1/1 B2/1 B0 B1 B2"""
         ("gpipe", 2, 2, 3, GPIPE_2_2_3),
     ],
 )
-def test_orders_are_the_published_ones(
-    kind: str, stages: int, chunks: int, micro_batches: int, expected: str
-) -> None:
+def test_orders_are_the_published_ones(kind: str, stages: int, chunks: int, micro_batches: int, expected: str) -> None:
     assert format_schedule(make_schedule(kind, stages, chunks, micro_batches)) == expected
 
 
@@ -55,9 +53,7 @@ def test_orders_are_the_published_ones(
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 6])
 @pytest.mark.parametrize("micro_batches", [1, 3, 7, 9, 16, 26])
-def test_every_schedule_reads_back_and_has_no_deadlock(
-    kind: str, stages: int, chunks: int, micro_batches: int
-) -> None:
+def test_every_schedule_reads_back_and_has_no_deadlock(kind: str, stages: int, chunks: int, micro_batches: int) -> None:
     try:
         schedule = make_schedule(kind, stages, chunks, micro_batches)
     except InputError:

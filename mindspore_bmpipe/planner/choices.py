@@ -19,6 +19,19 @@ from mindspore_bmpipe.schedule import make_schedule
 MOST_CHUNKS = 6
 """Most chunks per stage that `auto` tries."""
 
+_PREFERRED = (
+    "1f1b",
+    "interleaved",
+    "seqsmartvpp",
+    "zero_bubble_v",
+    "seqpipe",
+    "seqvpp",
+    "gpipe",
+    "interleaved_less_memory",
+)
+assert set(_PREFERRED) == set(MINDSPORE_SCHEDULES)
+"""Schedules in the order in which equal ones are kept: those that need no switch in the environment first."""
+
 _FIRST_EFFORT = 0.1
 _FIRST_SHARE = 0.5
 """Shares of the work and of the wall clock that go into the first look at all candidates."""
@@ -54,7 +67,7 @@ def settled_configs(config: Config, units: int) -> list[Config]:
     refused = ""
     for chunks in chunk_choices:
         if config.schedule == AUTO:
-            names: Sequence[str] = MINDSPORE_SCHEDULES
+            names: Sequence[str] = _PREFERRED
         elif config.schedule is None:
             names = ("1f1b",) if chunks == 1 else ("interleaved",)
         else:

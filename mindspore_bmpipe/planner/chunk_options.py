@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.planner.knapsack import Frontier, RunFrontiers, Segments, pareto
-from mindspore_bmpipe.problem import Problem, schedule_of, stage_constants
+from mindspore_bmpipe.problem import Problem, Run, schedule_of, stage_constants
 from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows
 
 _MAX_PRODUCT = 20_000
@@ -49,9 +49,7 @@ class ChunkOptions:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         schedule = schedule_of(problem)
-        self._rows = [
-            np.array(extreme_rows(rows), dtype=np.int64) for rows in in_flight_rows(schedule)
-        ]
+        self._rows = [np.array(extreme_rows(rows), dtype=np.int64) for rows in in_flight_rows(schedule)]
         self._constants = stage_constants(problem)
         self._frontiers = RunFrontiers(problem)
         sizes = sorted({option.working_set_bytes for run in problem.runs for option in run.options})
@@ -124,10 +122,12 @@ class ChunkOptions:
         if not found:
             # Every option is within the largest cap, so there is always a closest choice.
             assert closest is not None
-            excess, peak, usable = closest
-            extra = np.array([[float(frontier.extra[0]) for frontier in usable]])
-            counts = tuple(_split_counts(frontier.counts[0], chunk, runs) for frontier, chunk in zip(usable, segments, strict=True))
-            return StagePatterns(excess, extra, np.array([peak], dtype=np.int64), (counts,))
+            excess, least_peak, usable = closest
+            least_extra = np.array([[float(frontier.extra[0]) for frontier in usable]])
+            counts = tuple(
+                _split_counts(frontier.counts[0], chunk, runs) for frontier, chunk in zip(usable, segments, strict=True)
+            )
+            return StagePatterns(excess, least_extra, np.array([least_peak], dtype=np.int64), (counts,))
         extra = np.concatenate([entry[2] for entry in found])
         peak = np.concatenate([entry[3] for entry in found])
         origin = [(number, row) for number, entry in enumerate(found) for row in range(len(entry[1]))]
@@ -145,7 +145,7 @@ class ChunkOptions:
         return StagePatterns(0, extra[kept], peak[kept], tuple(tables))
 
 
-def _split_counts(flat: npt.NDArray[np.int32], chunk: Segments, runs: tuple) -> tuple[tuple[int, ...], ...]:  # type: ignore[type-arg]
+def _split_counts(flat: npt.NDArray[np.int32], chunk: Segments, runs: tuple[Run, ...]) -> tuple[tuple[int, ...], ...]:
     values = flat.tolist()
     parts = []
     for index, _ in chunk:
@@ -163,9 +163,7 @@ def _thinned(frontier: Frontier, size: int) -> Frontier:
     return Frontier(frontier.saved[rows], frontier.extra[rows], frontier.counts[rows])
 
 
-def _fitting_choices(
-    frontiers: list[Frontier], rows: npt.NDArray[np.int64], budget: int
-) -> npt.NDArray[np.intp]:
+def _fitting_choices(frontiers: list[Frontier], rows: npt.NDArray[np.int64], budget: int) -> npt.NDArray[np.intp]:
     """Rows of the frontiers that fit together, shape (choices, chunks), not all of them if there are very many."""
     chunks = len(frontiers)
     indices = [np.arange(len(frontier.saved)) for frontier in frontiers]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mindspore_bmpipe.planner.base import Clock
 from mindspore_bmpipe.planner.chunk_options import ChunkOptions, StagePatterns
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules, IntArray
-from mindspore_bmpipe.planner.local_search import PathPool
+from mindspore_bmpipe.planner.local_search import PathPool, moved_blocks
 from mindspore_bmpipe.problem import Decision, Problem, simulated_ms
 from mindspore_bmpipe.schedule import splits_backward
 
@@ -41,6 +41,8 @@ _LIST_WORK, _PRICE_WORK = 150.0, 0.5
 """Work of listing the choices of a stage, and of finding the cheapest of them."""
 _DESCENTS_PER_CUT = 4
 """Descents for every cut, at most, so that small problems are not searched over and over."""
+_CLOSER = 1e-6
+"""Share by which `_rank` must fall for a plan of equal time to be better."""
 _NEAR = 0.985
 """Paths longer than this share of the step time count in comparing plans of equal time."""
 
@@ -121,8 +123,8 @@ class ChunkSearch:
         """Times and excess of splits; stages with the base's units keep its choice.
 
         Returns:
-            forward, backward and weight gradients, shape (n, K); excess, shape (n,); pattern of each stage, -1 where it keeps the
-            base's, shape (n, p).
+            forward, backward and weight gradients, shape (n, K); excess, shape (n,); pattern of each stage, -1 where
+            it keeps the base's, shape (n, p).
         """
         rules, problem = self.rules, self.problem
         classes = rules.classes[bounds[:, :-1], bounds[:, 1:]]
@@ -150,7 +152,9 @@ class ChunkSearch:
             choices = [self._choice(stage, tuple(row)) for row in distinct.tolist()]
             over = np.array([choice[0] for choice in choices], dtype=np.int64)
             excess[rows] += over[inverse] - (kept_excess if base is not None else 0)
-            times = (rules.backward_ms[distinct] + np.array([choice[2] for choice in choices])) * self._slowness[columns]
+            times = (rules.backward_ms[distinct] + np.array([choice[2] for choice in choices])) * self._slowness[
+                columns
+            ]
             backward[rows[:, None], columns] = times[inverse]
             changed[rows, stage] = np.array([choice[1] for choice in choices], dtype=np.int64)[inverse]
         return forward, backward, weight, excess, changed
@@ -196,8 +200,10 @@ class ChunkSearch:
         parts = [None] * len(forward) if weight is None else weight
         ranked = min((self._rank(forward[row], backward[row], parts[row], best), row) for _, row in found[:_BLOCK])
         time, row = best, ranked[1]
-        if than is not None and than.excess_bytes == least and time >= than.time_ms * (1 - _SAME_TIME):
-            if ranked[0] >= self._rank(than.forward, than.backward, than.weight, best) * (1 - 1e-6):
+        is_tie = than is not None and than.excess_bytes == least and time >= than.time_ms * (1 - _SAME_TIME)
+        if is_tie and than is not None:
+            rank = self._rank(than.forward, than.backward, than.weight, best)
+            if ranked[0] >= rank * (1 - _CLOSER):
                 return None
         return row, time
 
@@ -212,13 +218,7 @@ class ChunkSearch:
 
     def neighbours(self, bounds: tuple[int, ...], steps: tuple[int, ...] = (-1, 1)) -> IntArray:
         """Allowed splits in which one block of consecutive cuts has moved, shape (n, K + 1)."""
-        cuts = len(bounds) - 2
-        first, last = np.triu_indices(cuts)
-        position = np.arange(cuts)
-        block = (position >= first[:, None]) & (position <= last[:, None])
-        moved = np.concatenate([np.array(bounds[1:-1]) + step * block for step in steps])
-        table = np.empty((len(moved), len(bounds)), dtype=np.int64)
-        table[:, 0], table[:, 1:-1], table[:, -1] = bounds[0], moved, bounds[-1]
+        table = moved_blocks(bounds, steps)
         return table[self.rules.allowed(table)]
 
     def _move(self, point: Point, steps: tuple[int, ...]) -> Point | None:
@@ -317,7 +317,9 @@ class ChunkSearch:
             if self.work == before:
                 return
 
-    def _disturbed(self, split: tuple[int, ...], generator: np.random.Generator, moves: tuple[int, int]) -> tuple[int, ...]:
+    def _disturbed(
+        self, split: tuple[int, ...], generator: np.random.Generator, moves: tuple[int, int]
+    ) -> tuple[int, ...]:
         """A split some random moves away."""
         bounds = np.array(split)
         for _ in range(int(generator.integers(*moves))):

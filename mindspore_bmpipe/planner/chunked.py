@@ -26,7 +26,15 @@ from mindspore_bmpipe.planner.milp import least_excess, tighten
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_chunks import Prover
 from mindspore_bmpipe.planner.milp_counts import CountModel
-from mindspore_bmpipe.problem import Decision, Problem, evaluate, recompute_ms, stage_memory, virtual_stage_times, virtual_stage_weights
+from mindspore_bmpipe.problem import (
+    Decision,
+    Problem,
+    evaluate,
+    recompute_ms,
+    stage_memory,
+    virtual_stage_times,
+    virtual_stage_weights,
+)
 
 _SEARCH_WORK = 1_000_000
 """Work of the local search (`ChunkSearch.work`); about ten seconds."""

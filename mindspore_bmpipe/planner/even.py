@@ -93,8 +93,7 @@ def _recipes(problem: Problem) -> list[tuple[int, ...]]:
 def _stage_counts(
     problem: Problem, stage: int, units: list[list[int]], recipe: tuple[int, ...]
 ) -> tuple[list[list[list[int]]], int]:
-    """Counts [chunk][run][option] of one stage and its peak: the fewest first units recomputed that fit, else the
-    lowest peak.
+    """Counts [chunk][run][option] of one stage and its peak: the fewest first units that fit, else the lowest peak.
 
     Args:
         problem: the problem.

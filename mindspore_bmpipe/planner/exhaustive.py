@@ -142,7 +142,8 @@ class _Search:
         times = [virtual_stage_times(problem, decision) for decision in self._waiting]
         forward, backward = [pair[0] for pair in times], [pair[1] for pair in times]
         weights = [virtual_stage_weights(problem, decision) for decision in self._waiting]
-        totals = simulated_ms(problem, forward, backward, None if weights[0] is None else weights)
+        split = [weight for weight in weights if weight is not None]
+        totals = simulated_ms(problem, forward, backward, split or None)
         for total, decision in zip(totals.tolist(), self._waiting, strict=True):
             if self.best is None or total <= self.best[0][0]:
                 peak = max(peak for _, peak in stage_memory(problem, decision))

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.planner.base import Clock
+from mindspore_bmpipe.planner.chunk_rules import ChunkRules
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.problem import Problem, schedule_of
@@ -77,7 +78,7 @@ class PathPool:
         self._weight, self._constant = self._weight[rows], self._constant[rows]
 
     def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> bool:
-        """Add the longest paths of one plan's times (whole backwards, weight gradients in them); whether any was new."""
+        """Add the longest paths of one plan's times (weight gradients are part of backwards); whether any was new."""
         added = False
         inputs = np.asarray(backward, dtype=np.float64)
         if weight is not None:
@@ -112,6 +113,7 @@ class SplitSearch:
         self.options = options
         self.rules = rules
         self.pool = pool
+        self._allowed = ChunkRules(self.problem).allowed
         self.best: Bounds | None = None
         """Best split so far."""
         self.best_time = float("inf")
@@ -179,16 +181,8 @@ class SplitSearch:
 
     def neighbours(self, bounds: Bounds) -> list[Bounds]:
         """Allowed splits one move away."""
-        cuts = bounds[1:-1]
-        found = []
-        for first in range(len(cuts)):
-            for last in range(first, len(cuts)):
-                for step in _STEPS:
-                    moved = (*cuts[:first], *(cut + step for cut in cuts[first : last + 1]), *cuts[last + 1 :])
-                    split = (0, *moved, bounds[-1])
-                    if _increasing(split) and self.rules.allows(split):
-                        found.append(split)
-        return found
+        table = moved_blocks(bounds, _STEPS)
+        return [tuple(row) for row in table[self._allowed(table)].tolist()]
 
     def descend(self, clock: Clock, rounds: int) -> None:
         """Move from the best split to its best neighbour until none is better or the rounds are used up."""
@@ -208,6 +202,22 @@ class SplitSearch:
             split = (0, *cuts, self.best[-1])
             if _increasing(split) and self.rules.allows(split) and self.offer([split, *self.neighbours(split)]):
                 self.descend(clock, tries)
+
+
+def moved_blocks(bounds: Bounds, steps: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Copies of a split with one block of consecutive cuts moved, shape (n, len(bounds)); not all are splits."""
+    cuts = len(bounds) - 2
+    if cuts < 1:
+        return np.empty((0, len(bounds)), dtype=np.int64)
+    first, last = np.triu_indices(cuts)
+    position = np.arange(cuts)
+    block = (position >= first[:, None]) & (position <= last[:, None])
+    table = np.empty((len(steps) * len(first), len(bounds)), dtype=np.int64)
+    table[:, 0], table[:, -1] = bounds[0], bounds[-1]
+    inner = np.array(bounds[1:-1])
+    # Block by block, all steps of each: ties go to the first.
+    table[:, 1:-1] = (inner + np.array(steps)[None, :, None] * block[:, None, :]).reshape(-1, cuts)
+    return table
 
 
 def _increasing(split: Bounds) -> bool:

@@ -143,11 +143,10 @@ class Prover:
         if self._best_ms < float("inf"):
             guess = self._guess()
             model.cut_off(guess, heuristics=self._has_all_paths)
-        decision, bound, complete = model.solve(None, 0.0, self._clock.remaining(), max(1, int(limits.node_limit * limits.effort)))
+        decision, bound, complete = model.solve(
+            None, 0.0, self._clock.remaining(), max(1, int(limits.node_limit * limits.effort))
+        )
         self._proved = max(self._proved, min(bound * (1 - _ROUNDING), guess))
-        if DEBUG:
-            print(f"   whole {self._whole} guess {guess:.1f} found {decision is not None} bound {self._proved:.1f} best {self._best_ms:.1f}",
-                  complete, len(self._pool.paths), round(self._clock.elapsed(), 1), flush=True)
         if decision is None:
             if complete and guess == float("inf"):
                 self._proved = float("inf")
@@ -202,6 +201,3 @@ class Prover:
             self._model.add_path(path)
         self._sent = len(self._pool.paths)
         return bool(fresh) and not self._has_all_paths
-
-
-DEBUG = False

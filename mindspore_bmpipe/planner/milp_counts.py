@@ -97,15 +97,21 @@ class CountModel:
         for stage, virtuals in enumerate(self.schedule.virtual_of_chunk):
             groups = [(f"units_{virtual}", (virtual,)) for virtual in virtuals] + [(f"stage_units_{stage}", virtuals)]
             for name, members in groups:
-                keys = tuple((index, v) for v in members for index in range(len(problem.runs)) if (index, v) in self._counts)
+                keys = tuple(
+                    (index, v) for v in members for index in range(len(problem.runs)) if (index, v) in self._counts
+                )
                 total = self.model.add_var(name=name, var_type=mip.INTEGER, lb=len(members), ub=problem.units)
-                self.model.add_constr(total == mip.xsum(var for key in keys for var in self._counts[key]), name=f"sum_{name}")
+                self.model.add_constr(
+                    total == mip.xsum(var for key in keys for var in self._counts[key]), name=f"sum_{name}"
+                )
                 self._totals.append((total, keys))
         for index in range(len(problem.runs) if len(problem.runs) > 1 else 0):
             for virtual in range(problem.virtual_stages):
                 if (index, virtual) in self._counts:
                     units = self.model.add_var(name=f"units_{index}_{virtual}", var_type=mip.INTEGER, lb=0)
-                    self.model.add_constr(units == mip.xsum(self._counts[index, virtual]), name=f"sum_units_{index}_{virtual}")
+                    self.model.add_constr(
+                        units == mip.xsum(self._counts[index, virtual]), name=f"sum_units_{index}_{virtual}"
+                    )
                     self._run_totals.append((units, ((index, virtual),)))
         for size in (1, problem.chunks):
             some = [total for total, keys in self._totals if len({virtual for _, virtual in keys}) == size]
@@ -224,7 +230,7 @@ class CountModel:
                 )
 
     def _add_pins(self) -> None:
-        """A pinned range lies in neighbouring virtual stages of its stage: elsewhere other stages' units lie between."""
+        """A pinned range lies in neighbouring virtual stages of its stage: others' units lie between the rest."""
         problem = self.problem
         for number, pin in enumerate(problem.pins):
             choices = []
@@ -337,7 +343,11 @@ class CountModel:
     def relaxed_units(self) -> list[float]:
         """Units of each virtual stage in the relaxation solved last."""
         return [
-            sum(float(var.x) for index in range(len(self.problem.runs)) for var in self._counts.get((index, virtual), []))
+            sum(
+                float(var.x)
+                for index in range(len(self.problem.runs))
+                for var in self._counts.get((index, virtual), [])
+            )
             for virtual in range(self.problem.virtual_stages)
         ]
 

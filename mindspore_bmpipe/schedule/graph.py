@@ -95,9 +95,7 @@ def dependency_graph(schedule: Schedule) -> DependencyGraph:
     return _laid_out(schedule, rows)
 
 
-def _found(
-    table: dict[tuple[int, Action], int], stage: int, kind: str, chunk: int, micro_batch: int
-) -> int | None:
+def _found(table: dict[tuple[int, Action], int], stage: int, kind: str, chunk: int, micro_batch: int) -> int | None:
     """Entry of the action that sends to one of this kind: a forward, or a backward in either form."""
     kinds = (FORWARD,) if kind == FORWARD else (BACKWARD, WHOLE)
     for sender in kinds:

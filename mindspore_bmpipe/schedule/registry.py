@@ -95,7 +95,8 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
         )
     if chunks < kind.min_chunks:
         raise InputError(
-            f"chunks: schedule {kind.name} takes at least {kind.min_chunks} chunks per stage, got {chunks}; raise chunks"
+            f"chunks: schedule {kind.name} takes at least {kind.min_chunks} chunks per stage, got {chunks}; "
+            "raise chunks"
         )
     made = kind.orders(stages, chunks, micro_batches)
     schedule = Schedule(kind.name, stages, chunks, micro_batches, made, kind.placement(stages, chunks))

@@ -40,9 +40,7 @@ def require_micro_batches(name: str, stages: int, chunks: int, micro_batches: in
         )
 
 
-def looped_orders(
-    stages: int, chunks: int, micro_batches: int, distance: int
-) -> tuple[tuple[Action, ...], ...]:
+def looped_orders(stages: int, chunks: int, micro_batches: int, distance: int) -> tuple[tuple[Action, ...], ...]:
     """Orders of the interleaved family.
 
     Args:

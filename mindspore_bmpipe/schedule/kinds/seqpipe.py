@@ -1,5 +1,4 @@
-"""MindSpore's `seqpipe` scheduler with unsplit sequences: the interleaved order, with fewer micro-batches than stages
-allowed."""
+"""MindSpore's `seqpipe` scheduler, sequences not split: the interleaved order, also for few micro-batches."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Benchmarks: figures side by side in one run; they never gate anything."""

@@ -1,0 +1,99 @@
+"""Every registered planner on every instance, one line each: step time, bound, gap, seconds, memory.
+
+python tools/bench/planner.py                                   # all
+python tools/bench/planner.py case_b --planner bmpipe --time-limit 120 --json
+python tools/bench/planner.py --simulator                       # plan evaluations per second
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.planner import SolveLimits, registered, solve
+from mindspore_bmpipe.problem import stage_memory
+from mindspore_bmpipe.schedule import make_schedule, step_times
+from tools.bench.instances import INSTANCES
+
+HEADER = ("instance", "planner", "status", "step_ms", "bound_ms", "gap", "vs_best", "seconds", "peak_GB", "rss_GB")
+
+
+def measure(name: str, planner: str, limits: SolveLimits) -> dict[str, Any]:
+    """Figures of one planner on one instance."""
+    problem = INSTANCES[name]()
+    start = time.perf_counter()
+    row: dict[str, Any] = {"instance": name, "planner": planner}
+    try:
+        solution = solve(problem, planner, limits)
+    except InputError as error:
+        return {**row, "status": f"refused: {str(error)[:40]}"}
+    row |= {
+        "status": solution.status.name.lower(),
+        "step_ms": solution.step_time_ms,
+        "bound_ms": solution.bound_ms,
+        "gap": solution.gap,
+        "seconds": time.perf_counter() - start,
+        "rss_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2,
+    }
+    if solution.decision is not None:
+        row["peak_GB"] = max(peak for _, peak in stage_memory(problem, solution.decision)) / 1e9
+    return row
+
+
+def simulator_rate(stages: int = 16, chunks: int = 3, micro_batches: int = 16, plans: int = 4000) -> float:
+    """Plans simulated per second in one batch."""
+    schedule = make_schedule("interleaved", stages, chunks, micro_batches)
+    times = np.random.default_rng(0).random((plans, stages * chunks))
+    step_times(schedule, times[:10], times[:10])
+    start = time.perf_counter()
+    step_times(schedule, times, 2 * times)
+    return plans / (time.perf_counter() - start)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.5g}" if isinstance(value, float) and value < 1000 else (
+        f"{value:.1f}" if isinstance(value, float) else str(value)
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, or one JSON object per line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("instances", nargs="*", metavar="INSTANCE", help=f"of {', '.join(INSTANCES)}")
+    parser.add_argument("--planner", action="append", choices=registered())
+    parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--relative-gap", type=float, default=1e-4)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--simulator", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.simulator:
+        print(f"{simulator_rate():.0f} plans a second (interleaved, p = 16, v = 3, m = 16)")
+        return 0
+    unknown = [name for name in options.instances if name not in INSTANCES]
+    if unknown:
+        parser.error(f"unknown instance {', '.join(unknown)}; there are {', '.join(INSTANCES)}")
+    limits = SolveLimits(time_limit_s=options.time_limit, relative_gap=options.relative_gap)
+    if not options.json:
+        print("\t".join(HEADER))
+    for name in options.instances or INSTANCES:
+        rows = [measure(name, planner, limits) for planner in options.planner or registered()]
+        best = min((row["step_ms"] for row in rows if row.get("step_ms")), default=None)
+        for row in rows:
+            row["vs_best"] = row["step_ms"] / best if row.get("step_ms") and best else None
+            print(json.dumps(row) if options.json else "\t".join(_cell(row.get(key)) for key in HEADER), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
