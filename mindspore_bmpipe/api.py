@@ -12,7 +12,8 @@ from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.trace import Axes, trace
 from mindspore_bmpipe.plan import Plan
-from mindspore_bmpipe.planning import make_plan, subject_of_network
+from mindspore_bmpipe.planning import make_plan
+from mindspore_bmpipe.subjects import subject_of_network
 
 CONFIG_VARIABLE = "BMPIPE_CONFIG"
 """Environment variable that names a CONFIG file with defaults."""

@@ -19,19 +19,12 @@ from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
 from mindspore_bmpipe.graph.recorded import traced_file
 from mindspore_bmpipe.plan import load_plan, write_bytes_atomically
 from mindspore_bmpipe.planner import registered
-from mindspore_bmpipe.planning import (
-    check_plan,
-    input_sizes,
-    no_plan_error,
-    plan_of,
-    resolve_config,
-    solve_subject,
-    stage_link,
-)
+from mindspore_bmpipe.planning import check_plan, no_plan_error, plan_of, solve_subject
 from mindspore_bmpipe.report.explain import explain, render_explanation
 from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
 from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
+from mindspore_bmpipe.subjects import input_sizes, resolve_config, stage_link
 from mindspore_bmpipe.verify.children import Rank
 from mindspore_bmpipe.verify.report import render_verification, verification_summary
 from mindspore_bmpipe.verify.run import verify

@@ -20,7 +20,7 @@ from mindspore_bmpipe.graph.exported import exported_graph
 from mindspore_bmpipe.graph.mindir import load_module
 from mindspore_bmpipe.graph.recorded import Trace, graph_of, recorded_trace
 from mindspore_bmpipe.layer_table import load_layer_table
-from mindspore_bmpipe.planning import Subject, subject_of_layers, subject_of_network
+from mindspore_bmpipe.subjects import Subject, subject_of_layers, subject_of_network
 
 SOURCE_HELP = (
     "a .mindir file (from 'bmpipe trace' or mindspore.export), a layer table (.json), or pkg.module:factory, a "

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from mindspore_bmpipe.config import load_config
 from mindspore_bmpipe.layer_table import load_layer_table
-from mindspore_bmpipe.problem import Decision, Option, Pin, Problem, Run, problem_from_config
+from mindspore_bmpipe.problem import (
+    Decision,
+    Option,
+    Pin,
+    Problem,
+    Run,
+)
+from mindspore_bmpipe.problem_config import problem_from_config
 
 DATA = Path(__file__).parent / "data"
 

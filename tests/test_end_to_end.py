@@ -12,8 +12,9 @@ from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.graph.recorded import graph_of, traced_file
 from mindspore_bmpipe.graph.trace import record
 from mindspore_bmpipe.plan import Plan, write_bytes_atomically
-from mindspore_bmpipe.planning import make_plan, subject_of_network
+from mindspore_bmpipe.planning import make_plan
 from mindspore_bmpipe.sources import load_subject
+from mindspore_bmpipe.subjects import subject_of_network
 from tests.graph_networks import FACTORIES
 
 # Sizes at which arithmetic and not launches decides, with few enough weights to allocate: export needs them.

@@ -14,7 +14,8 @@ from mindspore_bmpipe.config import parse_config
 from mindspore_bmpipe.errors import InfeasibleError, InputError
 from mindspore_bmpipe.layer_table import parse_layer_table
 from mindspore_bmpipe.plan import Plan, load_plan, write_text_atomically
-from mindspore_bmpipe.planning import check_plan, make_plan, subject_of_layers
+from mindspore_bmpipe.planning import check_plan, make_plan
+from mindspore_bmpipe.subjects import subject_of_layers
 
 LAYERS = {
     "format": "bmpipe-layers/1",

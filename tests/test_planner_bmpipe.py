@@ -15,7 +15,15 @@ from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch
 from mindspore_bmpipe.planner.milp import plan_counts
 from mindspore_bmpipe.planner.splits import Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
-from mindspore_bmpipe.problem import Option, Pin, Problem, Run, check, recompute_ms, stage_memory
+from mindspore_bmpipe.problem import (
+    Option,
+    Pin,
+    Problem,
+    Run,
+    check,
+    recompute_ms,
+    stage_memory,
+)
 
 TIGHT = SolveLimits(relative_gap=1e-7)
 

@@ -12,8 +12,9 @@ from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.layer_table import LayerTable
 from mindspore_bmpipe.planner import SolveLimits, Status, solve
 from mindspore_bmpipe.planner.choices import Candidate, settled_configs, solve_best
-from mindspore_bmpipe.planning import check_plan, make_plan, subject_of_layers
+from mindspore_bmpipe.planning import check_plan, make_plan
 from mindspore_bmpipe.problem import Option, Run
+from mindspore_bmpipe.subjects import subject_of_layers
 
 BODY = Run("body", 12, 1.0, 2.0, 10, (Option("none", 5, 0.0), Option("full", 1, 1.0)))
 OPEN = Config(stages=2, micro_batches=4, chunks="auto", schedule="auto", memory_limit=10_000)

@@ -7,7 +7,13 @@ from dataclasses import replace
 from problem_samples import case_a, small
 
 from mindspore_bmpipe.planner import Status, solve
-from mindspore_bmpipe.problem import Option, Pin, Problem, Run, stage_memory
+from mindspore_bmpipe.problem import (
+    Option,
+    Pin,
+    Problem,
+    Run,
+    stage_memory,
+)
 
 
 def test_ends_ride_along_and_the_recipe_is_the_cheapest_that_fits() -> None:

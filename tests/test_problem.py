@@ -9,7 +9,16 @@ import pytest
 from problem_samples import DATA, case_a, small
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.problem import Decision, Option, Pin, Problem, Run, check, evaluate, expand_decision
+from mindspore_bmpipe.problem import (
+    Decision,
+    Option,
+    Pin,
+    Problem,
+    Run,
+    check,
+    evaluate,
+    expand_decision,
+)
 
 EXPECTED = json.loads((DATA / "case_a_v1.expected.json").read_text())
 MB = 10**6

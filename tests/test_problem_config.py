@@ -7,7 +7,8 @@ from problem_samples import small
 
 from mindspore_bmpipe.config import parse_config
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.problem import Option, Pin, Problem, Run, problem_from_config
+from mindspore_bmpipe.problem import Option, Pin, Problem, Run
+from mindspore_bmpipe.problem_config import problem_from_config
 
 BODY = small().runs[0]
 RUNS = (Run("head", 1, 1.0, 1.0, 1, (Option("none", 0, 0.0),)), BODY, Run("tail", 1, 1.0, 1.0, 1, BODY.options))

@@ -15,8 +15,9 @@ from mindspore_bmpipe.config import parse_config
 from mindspore_bmpipe.costs.network import NetworkCosts
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.planner import Solution, Status
-from mindspore_bmpipe.planning import plan_of, pose, subject_of_network
+from mindspore_bmpipe.planning import plan_of, pose
 from mindspore_bmpipe.problem import Decision, evaluate
+from mindspore_bmpipe.subjects import subject_of_network
 from mindspore_bmpipe.verify.stand_in import COMPILER_VARIABLE, COMPILERS, real_toolkit
 
 Choose = Callable[[int, list[str]], str]

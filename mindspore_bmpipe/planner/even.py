@@ -21,7 +21,13 @@ import numpy as np
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules, best_split
-from mindspore_bmpipe.problem import Decision, Problem, Run, schedule_of, stage_constants
+from mindspore_bmpipe.problem import (
+    Decision,
+    Problem,
+    Run,
+    schedule_of,
+    stage_constants,
+)
 from mindspore_bmpipe.schedule import in_flight_rows
 
 NAME = "even"

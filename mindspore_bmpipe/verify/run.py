@@ -12,9 +12,9 @@ from mindspore_bmpipe.costs.static_memory import static_bytes
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.mindir import load_module
 from mindspore_bmpipe.plan import Plan
-from mindspore_bmpipe.planning import network_fingerprint
 from mindspore_bmpipe.schedule import registered
 from mindspore_bmpipe.sources import load_costs
+from mindspore_bmpipe.subjects import network_fingerprint
 from mindspore_bmpipe.verify.checks import CheckedStage, check_stage
 from mindspore_bmpipe.verify.children import Progress, Rank, compile_ranks
 from mindspore_bmpipe.verify.expected import Expected, expect

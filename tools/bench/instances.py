@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mindspore_bmpipe.config import load_config
 from mindspore_bmpipe.layer_table import load_layer_table
-from mindspore_bmpipe.problem import Option, Problem, Run, problem_from_config
+from mindspore_bmpipe.problem import Option, Problem, Run
+from mindspore_bmpipe.problem_config import problem_from_config
 from mindspore_bmpipe.schedule import in_flight_rows, make_schedule
 
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
