@@ -1,7 +1,7 @@
 """The project's planner: splits and recomputation together, on exact step time, with a proved bound.
 
-With one chunk per stage, the best options of a group of units on a stage are known exactly, so what is left to decide
-is where to cut. Steps:
+Several chunks per stage have a module of their own (`chunked`). With one, the best options of a group of units on a
+stage are known exactly, so what is left to decide is where to cut. Steps:
 
 1. Dynamic programs over all groups tell whether any split fits, and give the first splits; the even plan is another.
 2. Local search improves the best of them on exact step time.

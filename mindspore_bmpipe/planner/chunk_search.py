@@ -6,7 +6,8 @@ options that is cheapest at the current prices, which say how often the longest 
 stage. Afterwards every stage's other choices are tried. All neighbours are bounded from below by the known paths in one
 product of matrices, and simulated in the order of their bounds until a bound exceeds the best time found.
 
-Where nothing fits yet, bytes over the limits come first. The work is counted, not timed, so the search
+Where nothing fits yet, bytes over the limits cost time at first, so that the search does not unbalance the stages for
+them, and then come before it. The work is counted, not timed, so the search
 ends at the same point on every machine.
 """
 
@@ -83,6 +84,9 @@ class ChunkSearch:
         self._splits = splits_backward(pool.schedule)
         self._virtuals = [np.array(row) for row in pool.schedule.virtual_of_chunk]
         self._simulation_work = problem.virtual_stages * problem.micro_batches / 500
+        self._penalty = 0.0
+        # What a byte over the limit costs at first, in milliseconds: some ten times what recomputing it away does.
+        self._byte_price = problem.ideal_ms * problem.stages / sum(problem.memory_limit_bytes)
         self._price = np.ones(problem.virtual_stages)
         self._listed: dict[tuple[int, tuple[int, ...]], StagePatterns] = {}
         self._cheapest: dict[tuple[int, tuple[int, ...]], tuple[int, int, FloatArray]] = {}
@@ -173,14 +177,21 @@ class ChunkSearch:
         excess: IntArray,
         than: Point | None,
     ) -> tuple[int, float] | None:
-        """The best of some plans and its time, if it beats a plan: by excess, then time, then `_rank`."""
+        """The best of some plans and its time, if it beats a plan: by excess, then time, then `_rank`.
+
+        With a penalty, by the sum of time and penalty for the excess instead.
+        """
         self.work += len(forward)
-        least = int(excess.min())
-        if than is not None and least > than.excess_bytes:
-            return None
-        rows = np.flatnonzero(excess == least)
-        limit = than.time_ms if than is not None and than.excess_bytes == least else float("inf")
-        bounds = self.pool.bounds(forward[rows], backward[rows], None if weight is None else weight[rows])
+        if self._penalty:
+            rows, fine = np.arange(len(forward)), self._penalty * excess
+            limit = float("inf") if than is None else than.time_ms + self._penalty * than.excess_bytes
+        else:
+            least = int(excess.min())
+            if than is not None and least > than.excess_bytes:
+                return None
+            rows, fine = np.flatnonzero(excess == least), np.zeros(len(forward))
+            limit = than.time_ms if than is not None and than.excess_bytes == least else float("inf")
+        bounds = self.pool.bounds(forward[rows], backward[rows], None if weight is None else weight[rows]) + fine[rows]
         order = np.argsort(bounds, kind="stable")
         rows, bounds = rows[order], bounds[order]
         found: list[tuple[float, int]] = []
@@ -191,7 +202,7 @@ class ChunkSearch:
                 break
             self.work += len(block) * self._simulation_work
             part = None if weight is None else weight[block]
-            totals = simulated_ms(self.problem, forward[block], backward[block], part)
+            totals = simulated_ms(self.problem, forward[block], backward[block], part) + fine[block]
             best = min(best, float(totals.min()))
             found.extend(zip(totals.tolist(), block.tolist(), strict=True))
         found = [entry for entry in found if entry[0] <= best * (1 + _SAME_TIME)]
@@ -199,13 +210,12 @@ class ChunkSearch:
             return None
         parts = [None] * len(forward) if weight is None else weight
         ranked = min((self._rank(forward[row], backward[row], parts[row], best), row) for _, row in found[:_BLOCK])
-        time, row = best, ranked[1]
-        is_tie = than is not None and than.excess_bytes == least and time >= than.time_ms * (1 - _SAME_TIME)
-        if is_tie and than is not None:
+        row = ranked[1]
+        if than is not None and best >= limit * (1 - _SAME_TIME):
             rank = self._rank(than.forward, than.backward, than.weight, best)
             if ranked[0] >= rank * (1 - _CLOSER):
                 return None
-        return row, time
+        return row, best - float(fine[row])
 
     def start(self, bounds: tuple[int, ...]) -> Point:
         """The plan of a split with the cheapest options at the current prices."""
@@ -273,12 +283,14 @@ class ChunkSearch:
 
     def descend(self, point: Point, clock: Clock, budget: float) -> Point:
         """Move to better plans until there is none, or until this much work was done in all."""
-        while self.work < budget and not clock.expired():
-            self.reprice(point)
-            better = self._move(point, (-1, 1)) or self._polish(point)
-            if better is None:
-                break
-            point = better
+        fined = self._byte_price if point.excess_bytes else 0.0
+        for self._penalty in (fined, 0.0) if fined else (0.0,):
+            while self.work < budget and not clock.expired():
+                self.reprice(point)
+                better = self._move(point, (-1, 1)) or self._polish(point)
+                if better is None:
+                    break
+                point = better
         if self.best is None or _key(point) < _key(self.best):
             self.best = point
         return point

@@ -37,12 +37,13 @@ from mindspore_bmpipe.problem import (
 )
 
 _SEARCH_WORK = 1_000_000
-"""Work of the local search (`ChunkSearch.work`); about ten seconds."""
+"""Work of the local search (`ChunkSearch.work`), some ten seconds, if the time limit is `_FULL_SEARCH_S` or more."""
+_FULL_SEARCH_S = 40.0
 _OFFER_WORK = 10_000
 """Work on each split of the integer program."""
 _SHARED_PATHS = 250
 """Paths of the local search that the integer program starts with."""
-_SEARCH_SHARE = 0.5
+_SEARCH_SHARE = 0.9
 """Share of the wall clock that local search may use as the last resort."""
 
 
@@ -68,7 +69,8 @@ def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver:
     baseline = even.plan(problem, limits).decision
     starts = [split for split in (rounded, nearest, None if baseline is None else _split_of(baseline)) if split]
     deadline = clock.part(_SEARCH_SHARE)
-    search.explore(starts, deadline, limits.seed, limits.effort * _SEARCH_WORK, bound * (1 + limits.accepted_gap / 2))
+    work = _SEARCH_WORK * limits.effort * min(1.0, limits.time_limit_s / _FULL_SEARCH_S)
+    search.explore(starts, deadline, limits.seed, work, bound * (1 + limits.accepted_gap / 2))
     best = _better(problem, baseline, search)
     timed_out = deadline.expired()
     if model is not None:
