@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindspore_bmpipe.schedule import make_schedule, registered
-from mindspore_bmpipe.schedule.actions import BACKWARD, WEIGHT, Action
+from mindspore_bmpipe.schedule.actions import Action
 from mindspore_bmpipe.verify.expected import Expected, Place
 from mindspore_bmpipe.verify.finding import Finding
 from mindspore_bmpipe.verify.matching import Arriving, ChunkOperation, MatchedChunk, match_chunk
-from mindspore_bmpipe.verify.rank_graph import WHOLE_BACKWARD, RankGraph, compiled_order
+from mindspore_bmpipe.verify.rank_graph import RankGraph, compiled_order
 from mindspore_bmpipe.verify.transfers import check_transfers
 
 _SHOWN_NODES = 3
@@ -198,7 +198,7 @@ def _order(expected: Expected, stage: int, rank: RankGraph, notes: list[str]) ->
         return
     chunks = 1 + max(chunk for _, chunk in expected.places)
     schedule = make_schedule(kind, len(expected.plan.stages), chunks, int(expected.plan.settings["micro_batches"]))
-    planned, compiled = schedule.orders[stage], tuple(split_backwards(compiled_order(rank), schedule.orders[stage]))
+    planned, compiled = schedule.orders[stage], tuple(compiled_order(rank))
     if planned == compiled:
         return
     step = next(
@@ -213,18 +213,6 @@ def _order(expected: Expected, stage: int, rank: RankGraph, notes: list[str]) ->
         f"step {step} of {kind} is {_step(planned, step)} in the plan and {_step(compiled, step)} in the compiled graph"
         f"{hint}",
     )  # fmt: skip
-
-
-def split_backwards(compiled: Iterable[Action], planned: Sequence[Action]) -> Iterable[Action]:
-    """Whole backwards as the plan's schedule writes them: `B` and `W`, or `B` where it never splits them."""
-    splits = any(action.kind == WEIGHT for action in planned)
-    for action in compiled:
-        if action.kind != WHOLE_BACKWARD:
-            yield action
-            continue
-        yield action._replace(kind=BACKWARD)
-        if splits:
-            yield action._replace(kind=WEIGHT)
 
 
 def _step(order: Sequence[Action], step: int) -> str:

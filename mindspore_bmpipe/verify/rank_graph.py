@@ -13,14 +13,11 @@ from typing import Any
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.mindir import OPAQUE, Constant, Module, Node, TensorType
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, Action
-
-WHOLE_BACKWARD = "BW"
-"""Backward of inputs and weights in one call, where the schedule can also run them apart."""
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE, Action
 
 FORWARD_MARK = "▸"
 BACKWARD_MARK = "◂"
-_KINDS_OF_CLOSURES = {1: (BACKWARD,), 3: (WHOLE_BACKWARD, BACKWARD, WEIGHT)}
+_KINDS_OF_CLOSURES = {1: (BACKWARD,), 3: (WHOLE, BACKWARD, WEIGHT)}
 _FIRST_INPUT = frozenset({"Load", "Depend", "TensorMove", "Return", "return", "Identity"})
 _TUPLES = frozenset({"MakeTuple", "MakeList"})
 _ITEMS = frozenset({"TupleGetItem", "ListGetItem"})
@@ -31,7 +28,7 @@ class ChunkCall:
     """One call of a chunk's forward or backward function."""
 
     action: Action
-    """Which action of the schedule it is; its kind may be :data:`WHOLE_BACKWARD`."""
+    """Which action of the schedule it is."""
     sequence_chunk: int
     """Part of the sequence it works on; 0 unless the schedule splits sequences."""
     function: str
