@@ -79,6 +79,8 @@ def load_graph(source: str, settings: Mapping[str, Any] | None = None, assume_el
         raise InputError(f"{source}: --set needs pkg.module:factory; the sizes of a file are fixed")
     if source.endswith((".yaml", ".yml")):
         raise InputError(f"{source}: training YAMLs cannot be read by this version; give {SOURCE_HELP}")
+    if source.endswith(".json"):
+        raise InputError(f"{source}: a layer table has no graph, its costs are the numbers in it; give a network")
     if not source.endswith(".mindir"):
         raise InputError(f"{source}: not a source; give {SOURCE_HELP}")
     module = load_module(source)

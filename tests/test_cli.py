@@ -281,6 +281,10 @@ def test_unwritable_output_is_refused_before_the_work(
     assert not (tmp_path / "missing").exists()
 
 
+def test_a_layer_table_has_nothing_to_explain(table: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "a layer table has no graph" in bad(["explain", str(table)], capfd)
+
+
 def test_a_plan_for_another_network_is_refused(
     table: Path, config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
