@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from mindspore_bmpipe.config import Config, load_config
-from mindspore_bmpipe.costs.network import evaluate_costs, network_costs
-from mindspore_bmpipe.costs.static_memory import StaticSettings
+from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
 from mindspore_bmpipe.graph.recorded import traced_file
 from mindspore_bmpipe.plan import load_plan, write_bytes_atomically
@@ -24,7 +23,7 @@ from mindspore_bmpipe.report.explain import explain, render_explanation
 from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
 from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
-from mindspore_bmpipe.subjects import input_sizes, resolve_config, stage_link
+from mindspore_bmpipe.subjects import settle
 from mindspore_bmpipe.verify.children import Rank
 from mindspore_bmpipe.verify.report import render_verification, verification_summary
 from mindspore_bmpipe.verify.run import verify
@@ -183,11 +182,8 @@ def _run_explain(options: argparse.Namespace, console: Console) -> int:
         # Unknown primitives are part of what is explained, so they must not end it.
         graph = load_graph(options.source, parse_settings(options.settings), assume_elementwise=True)
         costs = network_costs(graph, _units(options), assume_elementwise=True)
-        config, hardware, notes = resolve_config(graph, config)
-        sizes = input_sizes(graph, config)
-        static = StaticSettings(config.data_parallel or 1, config.optimizer_shard_level or 0)
-        evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, config))
-        document = explain(costs, hardware, static, replace(evaluated, notes=(*evaluated.notes, *notes)), sizes)
+        settled = settle(costs, config)
+        document = explain(costs, settled.hardware, settled.static, settled.evaluated, settled.sizes)
     if options.json:
         _print_json(document)
     else:

@@ -85,7 +85,7 @@ def load_graph(source: str, settings: Mapping[str, Any] | None = None, assume_el
         raise InputError(f"{source}: not a source; give {SOURCE_HELP}")
     module = load_module(source)
     if module.metadata is not None:
-        return graph_of(recorded_trace(Path(source).read_bytes(), module.metadata, source))
+        return graph_of(recorded_trace(Path(source).read_bytes(), module, source))
     return differentiate(exported_graph(module, Path(source).name), assume_elementwise=assume_elementwise)
 
 

@@ -97,22 +97,48 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
     if config.micro_batch_size == AUTO:
         first, *others = (subject_of_network(costs, sized) for sized in _micro_batch_sizes(costs.graph, config))
         return replace(first, alternatives=tuple(others))
-    resolved, hardware, notes = resolve_config(costs.graph, config)
-    sizes = input_sizes(costs.graph, resolved)
-    static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
-    evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, resolved))
-    runs = _runs(evaluated)
+    settled = settle(costs, config)
+    evaluated = settled.evaluated
     return Subject(
         source=costs.graph.name,
         fingerprint=network_fingerprint(costs),
-        runs=runs,
+        runs=_runs(evaluated),
         units=tuple(_unit_name(costs, unit) for unit in evaluated.units),
         stage_constant_bytes=0,
         shared_saved_bytes=evaluated.shared_saved_bytes,
         transfer_ms=evaluated.transfer_ms,
-        config=resolved,
-        notes=(*evaluated.notes, *notes),
+        config=settled.config,
+        notes=evaluated.notes,
     )
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Costs of a network in numbers, with everything they were evaluated for."""
+
+    config: Config
+    """Settings with nothing left out that the costs depend on."""
+    hardware: Hardware
+    """Machine."""
+    sizes: Mapping[str, int]
+    """Value of every symbol on one device."""
+    static: StaticSettings
+    """What static memory was priced for."""
+    evaluated: EvaluatedCosts
+    """The numbers; their notes include what was assumed of the settings."""
+
+
+def settle(costs: NetworkCosts, config: Config) -> Settled:
+    """Evaluate the costs of a network for settings whose micro-batch size is not left to the planner.
+
+    Raises:
+        InputError: settings that the network or this version cannot honour.
+    """
+    resolved, hardware, notes = resolve_config(costs.graph, config)
+    sizes = input_sizes(costs.graph, resolved)
+    static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
+    evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, resolved))
+    return Settled(resolved, hardware, sizes, static, replace(evaluated, notes=(*evaluated.notes, *notes)))
 
 
 def network_fingerprint(costs: NetworkCosts) -> str:

@@ -64,15 +64,7 @@ def random_chunked_problem(seed: int) -> Problem:
     while left:
         count = min(left, rng.choice([1, 1, 2, 3, 4]))
         left -= count
-        options = tuple(
-            Option(
-                f"o{number}",
-                rng.choice([0, rng.randint(0, 10) * 10**8, rng.randint(1, 10**9)]),
-                rng.choice([rng.random() * 5, float(rng.randint(0, 4))]) if number else 0.0,
-                rng.choice([0, 0, rng.randint(0, 10**9)]),
-            )
-            for number in range(rng.randint(1, 2))
-        )
+        options = _random_options(rng, 2)
         backward = rng.random() * 20 + 0.1
         weight = rng.choice([None, backward * rng.random()])
         forward = rng.choice([0.0, rng.random() * 10, float(rng.randint(1, 5))])
@@ -118,15 +110,7 @@ def random_problem(seed: int) -> Problem:
         if units + count > 8:
             break
         units += count
-        options = tuple(
-            Option(
-                f"o{number}",
-                rng.choice([0, rng.randint(0, 10) * 10**8, rng.randint(1, 10**9)]),
-                rng.choice([rng.random() * 5, float(rng.randint(0, 4))]) if number else 0.0,
-                rng.choice([0, 0, rng.randint(0, 10**9)]),
-            )
-            for number in range(rng.randint(1, 3))
-        )
+        options = _random_options(rng, 3)
         forward = rng.choice([0.0, rng.random() * 10, float(rng.randint(1, 5))])
         static = rng.randint(0, 3 * 10**9)
         runs.append(Run(f"r{index}", count, forward, rng.random() * 20 + 0.1, static, options, rng.random() > 0.15))
@@ -148,4 +132,17 @@ def random_problem(seed: int) -> Problem:
         transfer_ms=rng.choice([0.0, rng.random()]),
         forbidden_cuts=frozenset(unit for unit in range(units - 1) if rng.random() < 0.12),
         pins=pins,
+    )
+
+
+def _random_options(rng: random.Random, most: int) -> tuple[Option, ...]:
+    """One to ``most`` options; the first recomputes nothing."""
+    return tuple(
+        Option(
+            f"o{number}",
+            rng.choice([0, rng.randint(0, 10) * 10**8, rng.randint(1, 10**9)]),
+            rng.choice([rng.random() * 5, float(rng.randint(0, 4))]) if number else 0.0,
+            rng.choice([0, 0, rng.randint(0, 10**9)]),
+        )
+        for number in range(rng.randint(1, most))
     )

@@ -116,7 +116,7 @@ def test_a_traced_file_holds_the_whole_trace(tmp_path: Any) -> None:
     data = traced_file(recorded)
     module = decode_module(data, "file")
     assert module.metadata is not None
-    again = graph_of(recorded_trace(data, module.metadata, "file"))
+    again = graph_of(recorded_trace(data, module, "file"))
     first = graph_of(recorded)
     assert again.operations == first.operations
     assert again.tensors == first.tensors

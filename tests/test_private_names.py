@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-
 import mindspore
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_bmpipe.graph.compile_private import compiled_once, joint_graph_bytes, mindspore_version, training_flags
 from mindspore_bmpipe.graph.mindir import decode_module, with_metadata
+from tests.private_names import require_name
 
 WHERE = f"MindSpore {mindspore_version()}: adapt mindspore_bmpipe/graph/compile_private.py"
 
@@ -28,13 +26,7 @@ WHERE = f"MindSpore {mindspore_version()}: adapt mindspore_bmpipe/graph/compile_
     ],
 )
 def test_name_exists(module: str, name: str, parameters: set[str] | None) -> None:
-    value = importlib.import_module(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-        assert value is not None, f"{module}.{name} is gone; {WHERE}"
-    if parameters is not None:
-        found = set(inspect.signature(value).parameters)
-        assert parameters <= found, f"{module}.{name} takes {found}; {WHERE}"
+    require_name(module, name, parameters, WHERE)
 
 
 def test_supported_version() -> None:

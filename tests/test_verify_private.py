@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-
 import mindspore
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ from mindspore import Tensor, nn
 
 from mindspore_bmpipe.graph.compile_private import mindspore_version
 from mindspore_bmpipe.verify.jobs import SCHEDULERS
+from tests.private_names import require_name
 
 WHERE = f"MindSpore {mindspore_version()}: adapt mindspore_bmpipe/verify/compile_private.py"
 
@@ -30,13 +28,7 @@ WHERE = f"MindSpore {mindspore_version()}: adapt mindspore_bmpipe/verify/compile
     ],
 )
 def test_name_exists(module: str, name: str, parameters: set[str] | None) -> None:
-    value = importlib.import_module(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-        assert value is not None, f"{module}.{name} is gone; {WHERE}"
-    if parameters is not None:
-        taken = set(inspect.signature(value).parameters)
-        assert parameters <= taken, f"{module}.{name} takes {taken}; {WHERE}"
+    require_name(module, name, parameters, WHERE)
 
 
 def test_the_compiled_phase_is_kept_on_the_cell() -> None:

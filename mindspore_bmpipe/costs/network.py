@@ -148,8 +148,9 @@ def evaluate_costs(
     found: list[UnitCost] = []
     for unit, model, trainable in zip(costs.split.units, costs.models, costs.parameters_trainable, strict=True):
         if id(model) not in options:
-            options[id(model)] = _evaluate_model(model, hardware, sizes, most_options)
-            shared_bytes = max(shared_bytes, _shared_bytes(model, sizes))
+            recompute = RecomputeModel(model)
+            options[id(model)] = _evaluate_model(model, recompute, hardware, sizes, most_options)
+            shared_bytes = max(shared_bytes, _shared_bytes(model, recompute, sizes))
         forward_ms, backward_ms, rows = options[id(model)]
         fixed = sum(static_bytes(costs.graph.parameters[name], static) for name in unit.parameters)
         kind = kinds.setdefault((id(model), fixed, trainable), len(kinds))
@@ -172,11 +173,10 @@ def evaluate_costs(
 
 
 def _evaluate_model(
-    model: UnitModel, hardware: Hardware, sizes: Mapping[str, int], most: int
+    model: UnitModel, recompute: RecomputeModel, hardware: Hardware, sizes: Mapping[str, int], most: int
 ) -> tuple[float, float, list[tuple[str, tuple[str, ...], int, float, int]]]:
     values = model.basis.values(sizes)
     times = model.operation_ms(hardware, sizes)
-    recompute = RecomputeModel(model)
     whole = recompute.whole()
     rows = []
     for option in frontier(recompute, times, values, model, most):
@@ -192,9 +192,8 @@ def _evaluate_model(
     return float(times[: model.forward_count].sum()), float(times[model.forward_count :].sum()), rows
 
 
-def _shared_bytes(model: UnitModel, sizes: Mapping[str, int]) -> int:
+def _shared_bytes(model: UnitModel, recompute: RecomputeModel, sizes: Mapping[str, int]) -> int:
     """Bytes of the tensors that this kind of unit shares with others and keeps with or without recomputation."""
-    recompute = RecomputeModel(model)
     kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
     return _whole_bytes(float(model.bytes_of(kept & model.shared) @ model.basis.values(sizes)))
 

@@ -97,7 +97,7 @@ class RecomputeModel:
         own = kept & ~self._model.shared
         working = np.vstack(
             [
-                self._peaks(self._forward_timeline(), kept, self._forward_reads_outside()),
+                self._peaks(self._forward, kept, self._forward_reads_outside()),
                 self._peaks(self._backward_timeline(cells, repeated), 0, kept | self._model.arriving),
                 np.zeros((1, self._model.sizes.shape[1])),
             ]
@@ -127,9 +127,6 @@ class RecomputeModel:
             reads |= operation.reads & ~made
             made |= operation.writes
         return reads
-
-    def _forward_timeline(self) -> list[ModelOperation]:
-        return list(self._forward)
 
     def _backward_timeline(self, cells: Cells, repeated: Sequence[int]) -> list[ModelOperation]:
         """Backward operations, each recomputed cell running again just before the first that needs it."""
@@ -164,8 +161,7 @@ class RecomputeModel:
         for step, operation in enumerate(timeline):
             for storage in indices_of(operation.reads | operation.writes):
                 last[storage] = step
-        live = np.zeros((len(timeline) + 1, model.sizes.shape[1]))
-        change = np.zeros_like(live)
+        change = np.zeros((len(timeline) + 1, model.sizes.shape[1]))
         for storage in indices_of(present):
             change[0] += model.sizes[storage]
         born = present

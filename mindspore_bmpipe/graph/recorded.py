@@ -10,14 +10,14 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo
 from mindspore_bmpipe.graph.inline import build_cell_graph, inline_module
-from mindspore_bmpipe.graph.mindir import TensorType, decode_module, with_metadata
-from mindspore_bmpipe.graph.symbols import symbolic_module
+from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module, with_metadata
+from mindspore_bmpipe.graph.symbols import Mismatch, symbolic_module
 
 TRACE_FORMAT = "bmpipe-trace/1"
 
@@ -40,14 +40,23 @@ class Trace:
     """Weights."""
     notes: tuple[str, ...]
     """What a reader should know."""
+    module: Module
+    """The graphs decoded and solved for the symbols."""
+
+
+def solved_module(modules: Sequence[Module], sizes: Sequence[Mapping[str, int]]) -> Module:
+    """The module of a trace, in symbols where it was traced at several sizes.
+
+    Raises:
+        Mismatch: the sizes do not explain how the traces differ.
+    """
+    return symbolic_module(modules, sizes) if len(modules) > 1 else modules[0]
 
 
 def graph_of(recorded: Trace) -> CellGraph:
     """Build the graph of a recorded trace."""
-    modules = [decode_module(data, recorded.name) for data in recorded.graphs]
-    module = symbolic_module(modules, recorded.sizes) if len(modules) > 1 else modules[0]
-    flat = inline_module(module, recorded.cells)
-    symbols = dict(recorded.base) if len(modules) > 1 else {}
+    flat = inline_module(recorded.module, recorded.cells)
+    symbols = dict(recorded.base) if len(recorded.graphs) > 1 else {}
     return build_cell_graph(recorded.name, flat, recorded.cells, dict(recorded.parameters), symbols, recorded.notes)
 
 
@@ -68,23 +77,26 @@ def traced_file(recorded: Trace) -> bytes:
     return with_metadata(recorded.graphs[0], json.dumps(document))
 
 
-def recorded_trace(data: bytes, metadata: str, where: str) -> Trace:
-    """The trace in a file written by :func:`traced_file`; ``metadata`` is the text found in it.
+def recorded_trace(data: bytes, module: Module, where: str) -> Trace:
+    """The trace in a file written by :func:`traced_file`; ``module`` is what the file decodes to.
 
     Raises:
         InputError: the text is damaged or of another version.
     """
     remedy = "write the file again with 'bmpipe trace'"
     try:
-        document = json.loads(metadata)
+        document = json.loads(module.metadata or "")
         if document["format"] != TRACE_FORMAT:
             raise InputError(
                 f"{where}: its trace is {document['format']!r}, this version reads {TRACE_FORMAT!r}; {remedy}"
             )
+        others = [zlib.decompress(base64.b64decode(text)) for text in document["graphs"]]
+        sizes = tuple(document["sizes"])
         return Trace(
             name=document["name"],
-            graphs=(data, *(zlib.decompress(base64.b64decode(text)) for text in document["graphs"])),
-            sizes=tuple(document["sizes"]),
+            graphs=(data, *others),
+            sizes=sizes,
+            module=solved_module([module, *(decode_module(other, where) for other in others)], sizes),
             base=document["base"],
             cells=tuple(CellInfo(path, kind, tuple(names), lists) for path, kind, names, lists in document["cells"]),
             parameters={
@@ -93,5 +105,5 @@ def recorded_trace(data: bytes, metadata: str, where: str) -> Trace:
             },
             notes=tuple(document["notes"]),
         )
-    except (KeyError, TypeError, ValueError, binascii.Error, zlib.error) as error:
+    except (KeyError, TypeError, ValueError, binascii.Error, zlib.error, Mismatch) as error:
         raise InputError(f"{where}: the trace stored in it is damaged ({error!r}); {remedy}") from error

@@ -13,10 +13,9 @@ from mindspore_bmpipe.errors import BmpipeError, InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo
 from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import compiled_once, joint_graph_bytes, training_flags
-from mindspore_bmpipe.graph.mindir import TensorType, decode_module
+from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module
 from mindspore_bmpipe.graph.preserve import preserved_state
-from mindspore_bmpipe.graph.recorded import Trace, graph_of
-from mindspore_bmpipe.graph.symbols import symbolic_module
+from mindspore_bmpipe.graph.recorded import Trace, graph_of, solved_module
 from mindspore_bmpipe.graph.trace_axes import BATCH, SEQUENCE
 
 Axes = Mapping[str, Sequence[tuple[int, int]]]
@@ -49,8 +48,8 @@ def record(network: nn.Cell, *inputs: Any, symbols: Axes | None = None) -> Trace
     base = {name: int(inputs[places[0][0]].shape[places[0][1]]) for name, places in axes.items()}
     cells, parameters = describe_cells(network)
     with preserved_state(network), training_flags(network):
-        graphs, sizes, notes = _compile_at_sizes(network, inputs, axes, base)
-    return Trace(type(network).__name__, graphs, sizes, base, cells, parameters, tuple(notes))
+        graphs, sizes, module, notes = _compile_at_sizes(network, inputs, axes, base)
+    return Trace(type(network).__name__, graphs, sizes, base, cells, parameters, tuple(notes), module)
 
 
 def default_axes(inputs: Sequence[Any]) -> dict[str, list[tuple[int, int]]]:
@@ -100,7 +99,7 @@ def _dtype_name(dtype: Any) -> str:
 
 def _compile_at_sizes(
     network: nn.Cell, inputs: tuple[Any, ...], axes: Axes, base: dict[str, int]
-) -> tuple[tuple[bytes, ...], tuple[Mapping[str, int], ...], list[str]]:
+) -> tuple[tuple[bytes, ...], tuple[Mapping[str, int], ...], Module, list[str]]:
     """Compile at as many sizes as the symbols need, giving up symbols that the network has baked in."""
     notes: list[str] = []
     varying = dict(axes)
@@ -109,7 +108,7 @@ def _compile_at_sizes(
         points = _probe_points({name: base[name] for name in varying})
         try:
             graphs = tuple(_compile(network, _resized(inputs, varying, point), keys) for point in points)
-            symbolic_module([decode_module(data, type(network).__name__) for data in graphs], points)
+            module = solved_module([decode_module(data, type(network).__name__) for data in graphs], points)
         except BmpipeError:
             raise
         except Exception as error:  # MindSpore raises many types when a size does not fit the network
@@ -121,9 +120,10 @@ def _compile_at_sizes(
                 f"axis {dropped} is fixed at {base_size}: the network does not trace at other sizes of it ({reason})"
             )
             continue
-        return graphs, tuple(points), notes
+        return graphs, tuple(points), module, notes
     try:
-        return (_compile(network, inputs, keys),), ({},), notes
+        graph = _compile(network, inputs, keys)
+        return (graph,), ({},), decode_module(graph, type(network).__name__), notes
     except BmpipeError:
         raise
     except Exception as error:
