@@ -12,7 +12,14 @@ from mindspore_bmpipe.schedule.schedule import (
     splits_backward,
     validate_schedule,
 )
-from mindspore_bmpipe.schedule.simulate import PathCounts, TimedAction, critical_path, step_times, timeline
+from mindspore_bmpipe.schedule.simulate import (
+    PathCounts,
+    TimedAction,
+    critical_actions,
+    critical_path,
+    step_times,
+    timeline,
+)
 
 __all__ = [
     "BACKWARD",
@@ -27,6 +34,7 @@ __all__ = [
     "Schedule",
     "ScheduleKind",
     "TimedAction",
+    "critical_actions",
     "critical_path",
     "dependency_graph",
     "extreme_rows",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WHOLE, Action
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE
 from mindspore_bmpipe.schedule.schedule import Schedule
 
 IntArray = npt.NDArray[np.intp]
@@ -40,8 +40,8 @@ class DependencyGraph:
     """Shape (A,): stage that runs it."""
     virtual_stages: int
     """Number of virtual stages K."""
-    number: dict[tuple[int, Action], int]
-    """Number of an action, by (stage, action)."""
+    of_stage: tuple[IntArray, ...]
+    """Numbers of each stage's actions, in the order it runs them."""
 
 
 @lru_cache(maxsize=32)
@@ -55,86 +55,77 @@ def dependency_graph(schedule: Schedule) -> DependencyGraph:
         InputError: the stages wait for each other in a circle; the message says where each one is stuck.
     """
     virtual_of_chunk = schedule.virtual_of_chunk
-    chunk_of_virtual = schedule.chunk_of_virtual
-    stage_of_virtual = schedule.stage_of_virtual
     last = schedule.virtual_stages - 1
-    level: dict[tuple[int, Action], int] = {}
-    position = [0] * schedule.stages
-    rows: list[tuple[int, int, Action, int]] = []
+    # Actions are found in some order that respects the dependencies; what is known of the i-th found one:
+    levels: list[int] = []
+    stages: list[int] = []
+    slots: list[int] = []
+    sources: list[int] = []
+    # Which one it was, per message (forward or backward), virtual stage and micro-batch.
+    sent: dict[bool, list[list[int]]] = {
+        forward: [[-1] * schedule.micro_batches for _ in range(schedule.virtual_stages)] for forward in (True, False)
+    }
+    runs: list[list[int]] = [[] for _ in range(schedule.stages)]
     progress = True
     while progress:
         progress = False
         for stage, order in enumerate(schedule.orders):
-            while position[stage] < len(order):
-                action = order[position[stage]]
-                kind, chunk, micro_batch = action
+            run = runs[stage]
+            depth = levels[run[-1]] + 1 if run else 0
+            for kind, chunk, micro_batch in order[len(run) :]:
                 virtual = virtual_of_chunk[stage][chunk]
-                depth = level[stage, order[position[stage] - 1]] + 1 if position[stage] else 0
                 source = -1
                 if kind == FORWARD and virtual > 0:
-                    source = virtual - 1
-                elif kind in (BACKWARD, WHOLE) and virtual < last:
-                    source = virtual + 1
-                if source >= 0:
-                    found = _found(level, stage_of_virtual[source], kind, chunk_of_virtual[source], micro_batch)
-                    if found is None:
+                    source = sent[True][virtual - 1][micro_batch]
+                    if source < 0:
                         break
-                    depth = max(depth, found + 1)
-                level[stage, action] = depth
-                rows.append((depth, stage, action, source))
-                position[stage] += 1
+                elif kind in (BACKWARD, WHOLE) and virtual < last:
+                    source = sent[False][virtual + 1][micro_batch]
+                    if source < 0:
+                        break
+                if source >= 0:
+                    depth = max(depth, levels[source] + 1)
+                if kind != WEIGHT:
+                    sent[kind == FORWARD][virtual][micro_batch] = len(levels)
+                run.append(len(levels))
+                levels.append(depth)
+                stages.append(stage)
+                slots.append(KIND_INDEX[kind] * schedule.virtual_stages + virtual)
+                sources.append(source)
+                depth += 1
                 progress = True
     stuck = [
-        f"stage {stage} waits at step {position[stage]} ({order[position[stage]]})"
-        for stage, order in enumerate(schedule.orders)
-        if position[stage] < len(order)
+        f"stage {stage} waits at step {len(run)} ({order[len(run)]})"
+        for stage, (order, run) in enumerate(zip(schedule.orders, runs, strict=True))
+        if len(run) < len(order)
     ]
     if stuck:
         raise InputError(f"schedule {schedule.kind}: deadlock, {'; '.join(stuck)}")
-    rows.sort(key=lambda row: (row[0], row[1]))
-    return _laid_out(schedule, rows)
+    return _laid_out(schedule, np.array(levels), np.array(stages), np.array(slots), np.array(sources), runs)
 
 
-def _found(table: dict[tuple[int, Action], int], stage: int, kind: str, chunk: int, micro_batch: int) -> int | None:
-    """Entry of the action that sends to one of this kind: a forward, or a backward in either form."""
-    kinds = (FORWARD,) if kind == FORWARD else (BACKWARD, WHOLE)
-    for sender in kinds:
-        entry = table.get((stage, Action(sender, chunk, micro_batch)))
-        if entry is not None:
-            return entry
-    return None
-
-
-def _laid_out(schedule: Schedule, rows: list[tuple[int, int, Action, int]]) -> DependencyGraph:
-    """The graph of (level, stage, action, virtual stage of the data or -1) rows sorted by level."""
-    size = len(rows)
-    number = {(stage, action): index for index, (_, stage, action, _) in enumerate(rows)}
-    levels = [row[0] for row in rows]
-    starts = [index for index in range(size) if index == 0 or levels[index] != levels[index - 1]]
+def _laid_out(
+    schedule: Schedule, levels: IntArray, stages: IntArray, slots: IntArray, sources: IntArray, runs: list[list[int]]
+) -> DependencyGraph:
+    """The graph of actions as they were found, renumbered by level and stage."""
+    size = len(levels)
+    found = np.lexsort((stages, levels))
+    # One entry more, so that "none", which is -1, becomes `size`.
+    number = np.full(size + 1, size, dtype=np.intp)
+    number[found] = np.arange(size)
+    of_stage = tuple(number[run] for run in runs)
     stage_predecessor = np.full(size, size, dtype=np.intp)
-    data_predecessor = np.full(size, size, dtype=np.intp)
-    transfers = np.zeros(size)
-    slot = np.zeros(size, dtype=np.intp)
-    latest = [size] * schedule.stages
-    virtual_of_chunk, chunk_of_virtual = schedule.virtual_of_chunk, schedule.chunk_of_virtual
-    for index, (_, stage, action, source) in enumerate(rows):
-        stage_predecessor[index], latest[stage] = latest[stage], index
-        virtual = virtual_of_chunk[stage][action.chunk]
-        slot[index] = KIND_INDEX[action.kind] * schedule.virtual_stages + virtual
-        if source >= 0:
-            other = schedule.stage_of_virtual[source]
-            found = _found(number, other, action.kind, chunk_of_virtual[source], action.micro_batch)
-            assert found is not None
-            data_predecessor[index] = found
-            transfers[index] = float(other != stage)
+    for numbers in of_stage:
+        stage_predecessor[numbers[1:]] = numbers[:-1]
+    stage, source = stages[found], sources[found]
     return DependencyGraph(
         size=size,
-        level_starts=(*starts, size),
+        level_starts=(*np.flatnonzero(np.diff(levels[found], prepend=-1)).tolist(), size),
         stage_predecessor=stage_predecessor,
-        data_predecessor=data_predecessor,
-        transfers=transfers,
-        slot=slot,
-        stage=np.array([row[1] for row in rows], dtype=np.intp),
+        data_predecessor=number[source],
+        transfers=((source >= 0) & (stages[source] != stage)).astype(np.float64),
+        slot=slots[found],
+        stage=stage,
         virtual_stages=schedule.virtual_stages,
-        number=number,
+        of_stage=of_stage,
     )

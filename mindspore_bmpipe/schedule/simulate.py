@@ -1,18 +1,18 @@
-"""Exact times of a schedule: a longest path over its dependency graph, for many plans in one sweep."""
+"""Exact times of a schedule: the longest path over its dependency graph, its length for many plans at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 
 import numpy as np
 import numpy.typing as npt
 
-from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule.actions import KINDS, Action
 from mindspore_bmpipe.schedule.graph import DependencyGraph, dependency_graph
+from mindspore_bmpipe.schedule.periodic import last_ends
 from mindspore_bmpipe.schedule.schedule import Schedule
-
-FloatArray = npt.NDArray[np.float64]
+from mindspore_bmpipe.schedule.sweep import FloatArray, end_times, slot_durations
 
 _MAX_CELLS = 4_000_000
 """Most end times held at once (32 MB); longer batches are swept in pieces."""
@@ -50,35 +50,6 @@ class TimedAction:
     """End, from the start of the step."""
 
 
-def _durations(
-    graph: DependencyGraph, forward_ms: npt.ArrayLike, backward_ms: npt.ArrayLike, weight_ms: npt.ArrayLike | None
-) -> FloatArray:
-    """Durations by slot, shape (kinds * K, plans)."""
-    forward = np.atleast_2d(np.asarray(forward_ms, dtype=np.float64))
-    backward = np.atleast_2d(np.asarray(backward_ms, dtype=np.float64))
-    weight = np.zeros_like(forward) if weight_ms is None else np.atleast_2d(np.asarray(weight_ms, dtype=np.float64))
-    for label, times in (("forward", forward), ("backward", backward), ("weight", weight)):
-        if times.shape != (forward.shape[0], graph.virtual_stages):
-            raise InputError(
-                f"{label} times have shape {times.shape}, expected (plans, virtual stages) = "
-                f"({forward.shape[0]}, {graph.virtual_stages})"
-            )
-    return np.concatenate((forward, backward, weight, backward + weight), axis=1).T
-
-
-def _end_times(graph: DependencyGraph, durations: FloatArray, transfer_ms: float) -> FloatArray:
-    """End time of every action, shape (A + 1, plans); the extra row is the zero that first actions see."""
-    ends = np.zeros((graph.size + 1, durations.shape[1]))
-    delays = graph.transfers[:, None] * transfer_ms
-    for low, high in zip(graph.level_starts, graph.level_starts[1:], strict=False):
-        ready = ends[graph.data_predecessor[low:high]]
-        if transfer_ms:
-            ready += delays[low:high]
-        np.maximum(ready, ends[graph.stage_predecessor[low:high]], out=ready)
-        np.add(ready, durations[graph.slot[low:high]], out=ends[low:high])
-    return ends
-
-
 def step_times(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
@@ -99,13 +70,12 @@ def step_times(
         Shape (plans,), milliseconds.
     """
     graph = dependency_graph(schedule)
-    durations = _durations(graph, forward_ms, backward_ms, weight_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
     plans = durations.shape[1]
     block = max(1, _MAX_CELLS // (graph.size + 1))
     result = np.empty(plans)
     for first in range(0, plans, block):
-        ends = _end_times(graph, durations[:, first : first + block], transfer_ms)
-        result[first : first + block] = ends.max(axis=0)
+        result[first : first + block] = last_ends(graph, durations[:, first : first + block], transfer_ms)
     return result
 
 
@@ -118,14 +88,13 @@ def timeline(
 ) -> tuple[TimedAction, ...]:
     """Start and end of every action of one plan (shapes (K,)), by stage and then in the order the stage runs them."""
     graph = dependency_graph(schedule)
-    durations = _durations(graph, forward_ms, backward_ms, weight_ms)
-    ends = _end_times(graph, durations, transfer_ms)[:, 0]
-    timed = []
-    for stage, order in enumerate(schedule.orders):
-        for action in order:
-            index = graph.number[stage, action]
-            end = float(ends[index])
-            timed.append(TimedAction(stage, action, end - float(durations[graph.slot[index], 0]), end))
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    ends = end_times(graph, durations, transfer_ms)[:, 0]
+    timed: list[TimedAction] = []
+    for stage, (order, numbers) in enumerate(zip(schedule.orders, graph.of_stage, strict=True)):
+        stage_ends = ends[numbers]
+        starts = stage_ends - durations[graph.slot[numbers], 0]
+        timed.extend(map(TimedAction, repeat(stage), order, starts.tolist(), stage_ends.tolist()))
     return tuple(timed)
 
 
@@ -143,21 +112,53 @@ def critical_path(
     data: the two answers are different, equally long paths.
     """
     graph = dependency_graph(schedule)
-    durations = _durations(graph, forward_ms, backward_ms, weight_ms)
-    ends = _end_times(graph, durations, transfer_ms)[:, 0]
-    counts = np.zeros(len(KINDS) * graph.virtual_stages, dtype=np.int64)
-    transfers = 0
-    index = int(np.argmax(ends[:-1]))
-    while index < graph.size:
-        counts[graph.slot[index]] += 1
-        on_stage, data = int(graph.stage_predecessor[index]), int(graph.data_predecessor[index])
-        sent = float(ends[data]) + float(graph.transfers[index]) * transfer_ms
-        stays = ends[on_stage] >= sent if prefer_stage else ends[on_stage] > sent
-        if data == graph.size or (stays and on_stage != graph.size):
-            index = on_stage
-        else:
-            transfers += int(graph.transfers[index])
-            index = data
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    ends = end_times(graph, durations, transfer_ms)[:, 0]
+    path = _longest_path(graph, ends, transfer_ms, prefer_stage)
+    counts = np.bincount(graph.slot[path], minlength=len(KINDS) * graph.virtual_stages)
+    transfers = sum(
+        int(graph.transfers.item(later))
+        for earlier, later in pairwise(path)
+        if graph.stage_predecessor.item(later) != earlier
+    )
     forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
     backward, weight = backward + whole, weight + whole
     return PathCounts(tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), transfers)
+
+
+def critical_actions(
+    schedule: Schedule,
+    forward_ms: npt.ArrayLike,
+    backward_ms: npt.ArrayLike,
+    transfer_ms: float = 0.0,
+    weight_ms: npt.ArrayLike | None = None,
+) -> tuple[TimedAction, ...]:
+    """The actions along a longest path of one plan (shapes (K,)), from the first to the last.
+
+    Each starts when the one before it ends, or one transfer later where that is on another stage; the first starts at 0
+    and the last ends with the step.
+    """
+    graph = dependency_graph(schedule)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    ends = end_times(graph, durations, transfer_ms)[:, 0]
+    found = []
+    for number in _longest_path(graph, ends, transfer_ms, prefer_stage=True):
+        stage = int(graph.stage.item(number))
+        action = schedule.orders[stage][int(np.searchsorted(graph.of_stage[stage], number))]
+        end = float(ends.item(number))
+        found.append(TimedAction(stage, action, end - float(durations.item(graph.slot.item(number), 0)), end))
+    return tuple(found)
+
+
+def _longest_path(graph: DependencyGraph, ends: FloatArray, transfer_ms: float, prefer_stage: bool) -> list[int]:
+    """Numbers of the actions along a longest path, from the first to the last."""
+    # Single entries are read with `item`, which takes a quarter of the time of an index.
+    index = int(np.argmax(ends[:-1]))
+    path = []
+    while index < graph.size:
+        path.append(index)
+        on_stage, data = graph.stage_predecessor.item(index), graph.data_predecessor.item(index)
+        sent = ends.item(data) + graph.transfers.item(index) * transfer_ms
+        stays = ends.item(on_stage) >= sent if prefer_stage else ends.item(on_stage) > sent
+        index = on_stage if data == graph.size or (stays and on_stage != graph.size) else data
+    return path[::-1]
