@@ -136,7 +136,7 @@ def simulated_from(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         # Equal stages without transfers: (m + p - 1) (F + B).
         ([1.0] * 4, [2.0] * 4, 0.0, (401 + 3) * 3.0),
-        # With a transfer c, stage 0 starts micro-batch j + p when j is back: after p (F + B) + 2 (p - 1) c; 400 = 100 p.
+        # With a transfer c, stage 0 starts micro-batch j + p when j is back, after p (F + B) + 2 (p - 1) c.
         ([1.0] * 4, [2.0] * 4, 0.5, 101 * (4 * 3 + 6 * 0.5)),
         # One slow stage: it never waits once it has started, so all else is the first forward and the last backward.
         ([1.0, 5.0, 1.0, 1.0], [2.0, 9.0, 2.0, 2.0], 0.0, 1.0 + 401 * 14.0 + 2.0),
