@@ -1,4 +1,4 @@
-"""The command line: ``bmpipe trace | plan | explain | check | verify``."""
+"""The command line: ``bmpipe trace | plan | explain | simulate | check | verify``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from mindspore_bmpipe.config import Config, load_config
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
 from mindspore_bmpipe.graph.recorded import traced_file
-from mindspore_bmpipe.plan import load_plan, write_bytes_atomically
+from mindspore_bmpipe.plan import load_plan, write_bytes_atomically, write_text_atomically
 from mindspore_bmpipe.planner import registered
 from mindspore_bmpipe.planning import check_plan, no_plan_error, plan_of, solve_subject
 from mindspore_bmpipe.report.explain import explain, render_explanation
+from mindspore_bmpipe.report.simulation import render_simulation, simulate_plan, simulation_summary
 from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
+from mindspore_bmpipe.report.timeline import step_page, step_svg, trace_events
 from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
 from mindspore_bmpipe.subjects import settle
 from mindspore_bmpipe.verify.children import Rank
@@ -33,6 +35,7 @@ examples:
   bmpipe trace tools.examples.llama:factory --set size=7b -o llama.mindir
   bmpipe explain llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe plan llama.mindir -c configs/pipelines/llama_7b_910b.yaml -o plan.json
+  bmpipe simulate plan.json --trace step.trace.json --html step.html
   bmpipe check plan.json llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe verify plan.json tools.examples.llama:factory --set size=7b --stage 0
 
@@ -85,6 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     explain_command = _command(commands, "explain", _run_explain, "show costs of every unit, symbolic and in numbers")
     _source_arguments(explain_command, config_required=False)
     explain_command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+
+    simulate = _command(
+        commands, "simulate", _run_simulate, "simulate one step of a plan: idle time, memory, longest path"
+    )
+    simulate.add_argument("plan", metavar="PLAN", help="plan file written by 'bmpipe plan -o'")
+    simulate.add_argument("--html", metavar="FILE", help="write one page with the table, all actions and the memory")
+    simulate.add_argument("--svg", metavar="FILE", help="write a picture of all actions")
+    simulate.add_argument("--trace", metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
+    simulate.add_argument("--json", action="store_true", help="print one JSON object on stdout instead of the table")
 
     check = _command(commands, "check", _run_check, "check a plan file against a network and settings, independently")
     check.add_argument("plan", metavar="PLAN", help="plan file written by 'bmpipe plan -o'")
@@ -191,6 +203,23 @@ def _run_explain(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _run_simulate(options: argparse.Namespace, console: Console) -> int:
+    written = ((options.html, step_page), (options.svg, step_svg), (options.trace, trace_events))
+    for path, _ in written:
+        if path:
+            _require_writable(path)
+    simulation = simulate_plan(load_plan(options.plan))
+    for path, text in written:
+        if path:
+            write_text_atomically(path, text(simulation))
+            console.print(f"wrote {path}", markup=False, highlight=False)
+    if options.json:
+        _print_json(simulation_summary(simulation))
+    else:
+        print(render_simulation(simulation))
+    return 0
+
+
 def _run_check(options: argparse.Namespace, console: Console) -> int:
     plan = load_plan(options.plan)
     with console.status(f"reading {options.source}"):
@@ -250,7 +279,7 @@ def _require_writable(path: str) -> None:
     """Refuse an output that cannot be written before minutes of work go into it."""
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InputError(f"{path}: cannot be written; choose a file in a folder that exists with -o")
+        raise InputError(f"{path}: cannot be written; choose a file in a folder that exists")
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -115,6 +115,20 @@ class SolverReport:
 
 
 @dataclass(frozen=True)
+class StageLoad:
+    """What one stage computes with and holds, beside the times under ``stages``: all that a simulation needs."""
+
+    weight_ms: tuple[float, ...]
+    """Part of each chunk's backward that makes weight gradients, where the schedule can run it apart; else 0."""
+    saved_bytes: tuple[int, ...]
+    """Bytes each chunk keeps for one micro-batch, from its forward until its backward has ended."""
+    shared_bytes: int
+    """Bytes kept for all micro-batches together, all step long."""
+    working_set_bytes: int
+    """Bytes alive only while a backward runs."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A complete plan."""
 
@@ -134,6 +148,10 @@ class Plan:
     """One entry per stage."""
     units: tuple[UnitPlan, ...]
     """One entry per unit, in network order."""
+    transfer_ms: float
+    """One transfer between neighbouring stages."""
+    loads: tuple[StageLoad, ...]
+    """One entry per stage."""
     notes: tuple[str, ...]
     """Assumptions a reader should know (baked-in axes, assumed primitives)."""
 
@@ -254,5 +272,7 @@ def _validate(plan: Plan, where: str) -> None:
                     f"{where}.stages[{stage.stage}].chunks[{chunk.chunk}]: its units differ from the list under "
                     "'units'; a plan edited by hand is not applied, plan the network again with pins instead"
                 )
+    if len(plan.loads) != len(plan.stages):
+        raise InputError(f"{where}: {len(plan.loads)} loads for {len(plan.stages)} stages; plan the network again")
     if listed:
         raise InputError(f"{where}: units are placed on chunks that 'stages' does not list: {sorted(listed)}")

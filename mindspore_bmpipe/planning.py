@@ -13,6 +13,7 @@ from mindspore_bmpipe.plan import (
     ChunkPlan,
     Plan,
     SolverReport,
+    StageLoad,
     StagePlan,
     UnitPlan,
 )
@@ -24,7 +25,9 @@ from mindspore_bmpipe.problem import (
     check,
     evaluate,
     expand_decision,
+    memory_parts,
     schedule_of,
+    virtual_stage_weights,
 )
 from mindspore_bmpipe.problem_config import problem_from_config
 from mindspore_bmpipe.subjects import Subject
@@ -164,7 +167,22 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
         bubble=BubblePlan(bubble.total, bubble.preparation, bubble.imbalance, bubble.recompute, bubble.communication),
         stages=stages,
         units=tuple(units),
+        transfer_ms=problem.transfer_ms,
+        loads=_loads(problem, solution.decision),
         notes=subject.notes,
+    )
+
+
+def _loads(problem: Problem, decision: Decision) -> tuple[StageLoad, ...]:
+    weights = virtual_stage_weights(problem, decision)
+    return tuple(
+        StageLoad(
+            weight_ms=tuple(0.0 if weights is None else weights[virtual] for virtual in virtuals),
+            saved_bytes=parts.saved_bytes,
+            shared_bytes=parts.shared_bytes,
+            working_set_bytes=parts.working_set_bytes,
+        )
+        for virtuals, parts in zip(schedule_of(problem).virtual_of_chunk, memory_parts(problem, decision), strict=True)
     )
 
 

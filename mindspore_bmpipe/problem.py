@@ -33,10 +33,12 @@ __all__ = [
     "Problem",
     "Run",
     "StageEvaluation",
+    "StageMemory",
     "Violation",
     "check",
     "evaluate",
     "expand_decision",
+    "memory_parts",
     "recompute_ms",
     "schedule_of",
     "simulated_ms",
@@ -203,25 +205,46 @@ def stage_constants(problem: Problem) -> tuple[int, ...]:
     )
 
 
-def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int], ...]:
-    """(static bytes, peak bytes) of each stage; exact integers."""
-    schedule = schedule_of(problem)
-    virtual_of_chunk = schedule.virtual_of_chunk
+@dataclass(frozen=True)
+class StageMemory:
+    """What the memory of one stage is made of; all bytes of one device."""
+
+    static_bytes: int
+    """Stage constant plus static bytes of its units."""
+    shared_bytes: int
+    """Kept for all micro-batches together, all step long."""
+    saved_bytes: tuple[int, ...]
+    """Kept by each chunk for one micro-batch, from its forward until its backward has ended."""
+    working_set_bytes: int
+    """Largest working set of its units, alive while a backward runs."""
+
+
+def memory_parts(problem: Problem, decision: Decision) -> tuple[StageMemory, ...]:
+    """What each stage holds; exact integers."""
     result = []
-    for stage, (rows, constant) in enumerate(zip(in_flight_rows(schedule), stage_constants(problem), strict=True)):
+    for virtuals, constant in zip(schedule_of(problem).virtual_of_chunk, stage_constants(problem), strict=True):
         static = problem.stage_constant_bytes
         shared = constant - static
         working_set = 0
         saved = [0] * problem.chunks
-        for chunk, virtual in enumerate(virtual_of_chunk[stage]):
+        for chunk, virtual in enumerate(virtuals):
             for run, placed in zip(problem.runs, decision.counts, strict=True):
                 static += sum(placed[virtual]) * run.static_bytes
                 for count, option in zip(placed[virtual], run.options, strict=True):
                     if count:
                         saved[chunk] += count * option.saved_bytes
                         working_set = max(working_set, option.working_set_bytes)
-        in_flight = max(sum(count * size for count, size in zip(row, saved, strict=True)) for row in rows)
-        result.append((static, static + shared + in_flight + working_set))
+        result.append(StageMemory(static, shared, tuple(saved), working_set))
+    return tuple(result)
+
+
+def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int], ...]:
+    """(static bytes, peak bytes) of each stage; exact integers."""
+    result = []
+    for rows, parts in zip(in_flight_rows(schedule_of(problem)), memory_parts(problem, decision), strict=True):
+        in_flight = max(sum(count * size for count, size in zip(row, parts.saved_bytes, strict=True)) for row in rows)
+        peak = parts.static_bytes + parts.shared_bytes + in_flight + parts.working_set_bytes
+        result.append((parts.static_bytes, peak))
     return tuple(result)
 
 

@@ -10,7 +10,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindspore_bmpipe.plan import PLAN_FORMAT, BubblePlan, Plan, SolverReport, StagePlan, UnitPlan
+from mindspore_bmpipe.plan import PLAN_FORMAT, BubblePlan, Plan, SolverReport, StageLoad, StagePlan, UnitPlan
 
 WIDTH = 8
 
@@ -101,6 +101,8 @@ def make_plan(
         bubble=BubblePlan(0.0, 0.0, 0.0, 0.0, 0.0),
         stages=tuple(StagePlan(stage, 1, 1, 2, ()) for stage in range(max(stages) + 1)),
         units=tuple(units),
+        transfer_ms=0.0,
+        loads=tuple(StageLoad((), (), 0, 0) for _ in range(max(stages) + 1)),
         notes=(),
     )
 

@@ -20,6 +20,7 @@ from mindspore_bmpipe.schedule.simulate import (
     step_times,
     timeline,
 )
+from mindspore_bmpipe.schedule.usage import MemoryPoint, StageIdle, memory_curve, stage_idle
 
 __all__ = [
     "BACKWARD",
@@ -29,10 +30,12 @@ __all__ = [
     "WHOLE",
     "Action",
     "DependencyGraph",
+    "MemoryPoint",
     "PathCounts",
     "Row",
     "Schedule",
     "ScheduleKind",
+    "StageIdle",
     "TimedAction",
     "critical_actions",
     "critical_path",
@@ -44,12 +47,14 @@ __all__ = [
     "lookup",
     "looped_placement",
     "make_schedule",
+    "memory_curve",
     "pareto_maximal",
     "parse_order",
     "parse_schedule",
     "register",
     "registered",
     "splits_backward",
+    "stage_idle",
     "step_times",
     "timeline",
     "validate_schedule",

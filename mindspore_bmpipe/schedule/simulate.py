@@ -91,10 +91,9 @@ def timeline(
     durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
     ends = end_times(graph, durations, transfer_ms)[:, 0]
     timed: list[TimedAction] = []
+    starts = _starts(graph, ends, transfer_ms)
     for stage, (order, numbers) in enumerate(zip(schedule.orders, graph.of_stage, strict=True)):
-        stage_ends = ends[numbers]
-        starts = stage_ends - durations[graph.slot[numbers], 0]
-        timed.extend(map(TimedAction, repeat(stage), order, starts.tolist(), stage_ends.tolist()))
+        timed.extend(map(TimedAction, repeat(stage), order, starts[numbers].tolist(), ends[numbers].tolist()))
     return tuple(timed)
 
 
@@ -141,13 +140,21 @@ def critical_actions(
     graph = dependency_graph(schedule)
     durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
     ends = end_times(graph, durations, transfer_ms)[:, 0]
+    starts = _starts(graph, ends, transfer_ms)
     found = []
     for number in _longest_path(graph, ends, transfer_ms, prefer_stage=True):
         stage = int(graph.stage.item(number))
         action = schedule.orders[stage][int(np.searchsorted(graph.of_stage[stage], number))]
-        end = float(ends.item(number))
-        found.append(TimedAction(stage, action, end - float(durations.item(graph.slot.item(number), 0)), end))
+        found.append(TimedAction(stage, action, starts.item(number), ends.item(number)))
     return tuple(found)
+
+
+def _starts(graph: DependencyGraph, ends: FloatArray, transfer_ms: float) -> FloatArray:
+    """When each action starts: exactly when what it waits for is there, which its end less its duration may miss."""
+    starts: FloatArray = np.maximum(
+        ends[graph.stage_predecessor], ends[graph.data_predecessor] + graph.transfers * transfer_ms
+    )
+    return starts
 
 
 def _longest_path(graph: DependencyGraph, ends: FloatArray, transfer_ms: float, prefer_stage: bool) -> list[int]:
