@@ -80,6 +80,11 @@ def test_published_bubble_and_peak_of_the_even_plan() -> None:
     assert evaluation.bubble.imbalance == pytest.approx(published["imbalance"], abs=3e-4)
     assert evaluation.bubble.recompute == pytest.approx(published["recompute"], abs=3e-4)
     assert evaluation.stages[1].peak_bytes == published["stage_peaks_mb_first"][1] * MB
+    # Stage 0 is printed one stage constant higher than the table it was fitted with gives: constant, head, six layers,
+    # sixteen micro-batches of six layers. No other stage shows that constant twice.
+    by_hand = 1206 + 3408 + 6 * 2217 + 16 * 6 * 423
+    assert evaluation.stages[0].peak_bytes == by_hand * MB
+    assert published["stage_peaks_mb_first"][0] == by_hand + 1206
 
 
 def test_units_are_expanded_in_network_and_option_order() -> None:
