@@ -1,10 +1,12 @@
 """Prints the order in which MindSpore compiles a schedule, one line per stage.
 
 python tools/compiled_order.py zero_bubble_v --stages 4 --chunks 2 --micro-batches 8
+python tools/compiled_order.py seqpipe --stages 2 --micro-batches 4 --sequence-parts 2
 python tools/compiled_order.py --golden tests/data/compiled_orders      # writes the stored orders again
 
 `F3/1` is the forward of micro-batch 3 through chunk 1 of the stage, `B` a backward; with split backwards, `B` makes the
-gradients of inputs, `W` those of weights, and `BW` both in one call. Chunk 0 is not written.
+gradients of inputs, `W` those of weights, and `BW` both in one call. Chunk 0 is not written. With k sequence parts the
+number counts parts, k for each micro-batch: of two, `F6` and `F7` are those of micro-batch 3.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mindspore_bmpipe.errors import BmpipeError
 from mindspore_bmpipe.graph.mindir import load_module
-from mindspore_bmpipe.schedule.actions import format_order
+from mindspore_bmpipe.schedule.actions import Action, format_order
 from mindspore_bmpipe.verify.children import Rank, compile_ranks
 from mindspore_bmpipe.verify.jobs import SCHEDULERS, Compile, cluster_size
-from mindspore_bmpipe.verify.rank_graph import compiled_order, read_rank_graph
+from mindspore_bmpipe.verify.rank_graph import RankGraph, read_rank_graph
 from mindspore_bmpipe.verify.stand_in import stand_in
 
 WIDTH = 8
@@ -44,16 +46,21 @@ class Setting(NamedTuple):
     stages: int
     chunks: int
     micro_batches: int
+    sequence_parts: int = 1
 
     @property
     def name(self) -> str:
         """Name of its golden file."""
-        return f"{self.schedule}_p{self.stages}_v{self.chunks}_m{self.micro_batches}"
+        parts = f"_k{self.sequence_parts}" if self.sequence_parts > 1 else ""
+        return f"{self.schedule}_p{self.stages}_v{self.chunks}_m{self.micro_batches}{parts}"
 
 
 _FLAT = ((2, 1, 4), (3, 1, 5), (4, 1, 8), (4, 1, 6), (4, 1, 2), (4, 1, 4))
 _LOOPED = ((2, 2, 4), (2, 2, 5), (2, 3, 6), (3, 2, 5), (3, 2, 2), (4, 2, 8), (4, 2, 6))
 _V = ((2, 2, 4), (2, 2, 5), (2, 2, 8), (2, 2, 2), (3, 2, 6), (3, 2, 7), (3, 2, 2), (4, 2, 8), (4, 2, 10))
+_GROUPS = (3, 2, 8)
+"""A remainder of two and two groups, which tells one larger group from two."""
+_PARTS = ((2, 1, 4, 2), (4, 1, 3, 2), (2, 2, 4, 2), (2, 2, 5, 2), (4, 2, 6, 2), (3, 2, 5, 3))
 _ONE_MICRO_BATCH = ("1f1b", "interleaved", "zero_bubble_v")
 GOLDEN: tuple[Setting, ...] = (
     *(Setting(schedule, *numbers) for schedule in ("1f1b", "gpipe") for numbers in _FLAT),
@@ -62,6 +69,8 @@ GOLDEN: tuple[Setting, ...] = (
         for schedule in ("gpipe", "interleaved", "interleaved_less_memory", "seqpipe", "seqvpp", "seqsmartvpp")
         for numbers in _LOOPED
     ),
+    *(Setting(schedule, *_GROUPS) for schedule in ("interleaved", "seqpipe", "seqvpp", "seqsmartvpp")),
+    *(Setting(schedule, *numbers) for schedule in ("seqpipe", "seqvpp", "seqsmartvpp") for numbers in _PARTS),
     *(Setting(schedule, 3, 1, 5) for schedule in ("interleaved", "seqpipe", "seqvpp", "seqsmartvpp")),
     *(Setting("zero_bubble_v", *numbers) for numbers in _V),
     *(Setting(schedule, 2, 2 if schedule != "1f1b" else 1, 1) for schedule in _ONE_MICRO_BATCH),
@@ -84,9 +93,55 @@ class Layers(nn.Cell):
         return self.mean(states)
 
 
-def factory(layers: int) -> tuple[Layers, tuple[Tensor, ...]]:
+class SequencePart(nn.Cell):
+    """One part of a sequence, cut out so that the compiler knows it for one."""
+
+    def __init__(self, part: int, parts: int) -> None:
+        super().__init__()
+        self.part, self.parts = part, parts
+        self.cut = ops.StridedSlice()
+        self.cut.add_prim_attr("strided_slice_flag", True)
+        self.cut.add_prim_attr("seq_split_slice", True)
+        self.cut.add_prim_attr("split_num", parts)
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, s, WIDTH) to (b, s / parts, WIDTH)."""
+        batch, length, width = states.shape
+        size = length // self.parts
+        start, end = self.part * size, (self.part + 1) * size
+        return self.cut(states, (0, start, 0), (batch, end, width), (1, 1, 1))
+
+
+class InSequenceParts(nn.Cell):
+    """A network that is called once for each part of the sequence, as its owner has to write it.
+
+    The compiler finds the parts by the attributes of the slices, and their sum by that of the addition.
+    """
+
+    def __init__(self, network: nn.Cell, parts: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.parts = nn.CellList([SequencePart(part, parts) for part in range(parts)])
+        self.add = ops.Add().add_prim_attr("seq_split_add", True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The function that is called for each part is the network, so that is what stays a function.
+        super().__setattr__(name, value) if name != "cell_init_args" else setattr(self.network, name, value)
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, s, WIDTH) to a scalar."""
+        loss = 0.0
+        for part in self.parts:
+            loss = self.add(loss, self.network(part(states)))
+        return loss
+
+
+def factory(layers: int, sequence_parts: int = 1) -> tuple[nn.Cell, tuple[Tensor, ...]]:
     """The network that orders are read from."""
-    return Layers(layers), (Tensor(np.zeros((4, WIDTH)), mindspore.float32),)
+    if sequence_parts == 1:
+        return Layers(layers), (Tensor(np.zeros((4, WIDTH)), mindspore.float32),)
+    inputs = Tensor(np.zeros((4, sequence_parts, WIDTH)), mindspore.float32)
+    return InSequenceParts(Layers(layers), sequence_parts), (inputs,)
 
 
 def placement(setting: Setting) -> dict[str, tuple[int, int]]:
@@ -96,7 +151,8 @@ def placement(setting: Setting) -> dict[str, tuple[int, int]]:
         chunk, stage = divmod(virtual, setting.stages)
         if setting.schedule in V_SHAPED and chunk % 2:
             stage = setting.stages - 1 - stage
-        places[f"layers.{virtual}"] = stage, chunk
+        prefix = "network." if setting.sequence_parts > 1 else ""
+        places[f"{prefix}layers.{virtual}"] = stage, chunk
     return places
 
 
@@ -118,8 +174,9 @@ def orders(settings: Iterable[Setting], at_once: int | None = None) -> dict[Sett
 
 def header(setting: Setting) -> str:
     """First line of a golden file."""
+    parts = f" k={setting.sequence_parts}" if setting.sequence_parts > 1 else ""
     return f"# MindSpore {mindspore.__version__}, {setting.schedule}, p={setting.stages} v={setting.chunks} " + (
-        f"m={setting.micro_batches}\n"
+        f"m={setting.micro_batches}{parts}\n"
     )
 
 
@@ -127,7 +184,7 @@ def _compile(setting: Setting, stage: int) -> Compile:
     return Compile(
         name=f"{setting.name}_{stage}",
         source="tools.compiled_order:factory",
-        settings={"layers": setting.stages * setting.chunks},
+        settings={"layers": setting.stages * setting.chunks, "sequence_parts": setting.sequence_parts},
         schedule=setting.schedule,
         stages=setting.stages,
         micro_batches=setting.micro_batches,
@@ -147,8 +204,15 @@ def _text(setting: Setting, answers: Any) -> str:
         graph = read_rank_graph(load_module(answer.graph))
         if not graph.is_ordered:
             raise BmpipeError(f"{setting.name}: stage {stage}: its actions are not fully ordered")
-        lines.append(format_order(compiled_order(graph)))
+        lines.append(format_order(_pieces(graph, setting.sequence_parts)))
     return "\n".join(lines) + "\n"
+
+
+def _pieces(graph: RankGraph, parts: int) -> list[Action]:
+    """Actions in order, numbered by parts of micro-batches."""
+    return [
+        call.action._replace(micro_batch=call.action.micro_batch * parts + call.sequence_chunk) for call in graph.calls
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,6 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--chunks", type=int, default=1)
     parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument(
+        "--sequence-parts", type=int, default=1, help="parts of each sequence (seqpipe, seqvpp, seqsmartvpp)"
+    )
     parser.add_argument("--at-once", type=int, help="compilers at the same time (default: one for each core)")
     parser.add_argument("--golden", type=Path, metavar="FOLDER", help="write the stored orders again")
     options = parser.parse_args(arguments)
@@ -170,7 +237,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.schedule is None:
             parser.error("name a schedule, or give --golden")
-        setting = Setting(options.schedule, options.stages, options.chunks, options.micro_batches)
+        setting = Setting(
+            options.schedule, options.stages, options.chunks, options.micro_batches, options.sequence_parts
+        )
         sys.stdout.write(orders([setting], options.at_once)[setting])
     except BmpipeError as error:
         sys.stderr.write(f"compiled_order: {error}\n")

@@ -22,6 +22,8 @@ from mindspore_bmpipe.schedule.schedule import Schedule, looped_placement, valid
 
 OrderMaker = Callable[[int, int, int], tuple[tuple[Action, ...], ...]]
 """Orders of (stages, chunks, micro_batches)."""
+PartOrderMaker = Callable[[int, int, int, int], tuple[tuple[Action, ...], ...]]
+"""Orders of (stages, chunks, micro_batches, parts of a sequence)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class ScheduleKind:
     """Stage of each virtual stage of (stages, chunks)."""
     min_chunks: int = 1
     """Fewest chunks per stage the kind allows."""
+    part_orders: PartOrderMaker | None = None
+    """Makes the orders where sequences pass in parts; `None` if the kind cannot split them."""
 
 
 _REGISTRY: dict[str, ScheduleKind] = {}
@@ -78,14 +82,23 @@ def lookup(name: str) -> ScheduleKind:
 
 
 @lru_cache(maxsize=32)
-def make_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Schedule:
+def make_schedule(name: str, stages: int, chunks: int, micro_batches: int, sequence_parts: int = 1) -> Schedule:
     """The schedule of a registered kind.
 
+    Args:
+        name: name of the kind in any spelling.
+        stages: stages p.
+        chunks: chunks v per stage.
+        micro_batches: micro-batches m.
+        sequence_parts: parts k in which each sequence passes; the schedule's own micro-batches are then the m k parts.
+
     Raises:
-        InputError: unknown name, numbers below 1, or more chunks than the kind allows.
+        InputError: unknown name, numbers below 1, more chunks than the kind allows, or parts where it has none.
     """
     kind = lookup(name)
-    for label, number in (("stages", stages), ("chunks", chunks), ("micro_batches", micro_batches)):
+    for label, number in (
+        ("stages", stages), ("chunks", chunks), ("micro_batches", micro_batches), ("sequence_parts", sequence_parts)
+    ):  # fmt: skip
         if number < 1:
             raise InputError(f"{label}: {number} is below 1; a schedule needs at least 1")
     if kind.max_chunks is not None and chunks > kind.max_chunks:
@@ -98,8 +111,18 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int) -> Sc
             f"chunks: schedule {kind.name} takes at least {kind.min_chunks} chunks per stage, got {chunks}; "
             "raise chunks"
         )
-    made = kind.orders(stages, chunks, micro_batches)
-    schedule = Schedule(kind.name, stages, chunks, micro_batches, made, kind.placement(stages, chunks))
+    if sequence_parts == 1:
+        made = kind.orders(stages, chunks, micro_batches)
+    elif kind.part_orders is not None:
+        made = kind.part_orders(stages, chunks, micro_batches, sequence_parts)
+    else:
+        able = ", ".join(other for other in registered() if _REGISTRY[other].part_orders is not None)
+        raise InputError(
+            f"sequence_parts: schedule {kind.name} does not split sequences, got {sequence_parts} parts; give 1, or "
+            f"one of the schedules {able}"
+        )
+    pieces = micro_batches * sequence_parts
+    schedule = Schedule(kind.name, stages, chunks, pieces, made, kind.placement(stages, chunks), sequence_parts)
     validate_schedule(schedule)
     return schedule
 
@@ -108,9 +131,9 @@ for _kind in (
     ScheduleKind(gpipe.NAME, gpipe.orders, gpipe.MAX_CHUNKS),
     ScheduleKind(interleaved.NAME, interleaved.orders, interleaved.MAX_CHUNKS),
     ScheduleKind(interleaved_less_memory.NAME, interleaved_less_memory.orders, interleaved_less_memory.MAX_CHUNKS),
-    ScheduleKind(seqpipe.NAME, seqpipe.orders, seqpipe.MAX_CHUNKS),
-    ScheduleKind(seqsmartvpp.NAME, seqsmartvpp.orders, seqsmartvpp.MAX_CHUNKS),
-    ScheduleKind(seqvpp.NAME, seqvpp.orders, seqvpp.MAX_CHUNKS),
+    ScheduleKind(seqpipe.NAME, seqpipe.orders, seqpipe.MAX_CHUNKS, part_orders=seqpipe.orders),
+    ScheduleKind(seqsmartvpp.NAME, seqsmartvpp.orders, seqsmartvpp.MAX_CHUNKS, part_orders=seqsmartvpp.orders),
+    ScheduleKind(seqvpp.NAME, seqvpp.orders, seqvpp.MAX_CHUNKS, part_orders=seqvpp.orders),
     ScheduleKind(
         zero_bubble_v.NAME,
         zero_bubble_v.orders,

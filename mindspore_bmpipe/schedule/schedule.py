@@ -19,16 +19,18 @@ class Schedule:
     chunks: int
     """Chunks per stage v, at least 1."""
     micro_batches: int
-    """Micro-batches m, at least 1."""
+    """Micro-batches m, at least 1; where sequences pass in k parts, the m k parts."""
     orders: tuple[tuple[Action, ...], ...]
     """Actions of each stage, in the order the stage runs them."""
     stage_of_virtual: tuple[int, ...]
     """Stage of each virtual stage, in network order; the c-th virtual stage on a stage is its chunk c."""
+    sequence_parts: int = 1
+    """Parts k of each sequence: part r of micro-batch j has the number j k + r."""
 
     def __hash__(self) -> int:
         # The orders follow from the rest for every registered kind, and hashing thousands of actions on each cache
         # look-up would cost more than the look-up saves.
-        return hash((self.kind, self.stages, self.chunks, self.micro_batches))
+        return hash((self.kind, self.stages, self.chunks, self.micro_batches, self.sequence_parts))
 
     @property
     def virtual_stages(self) -> int:

@@ -24,7 +24,9 @@ def orders(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Action, 
         InputError: several chunks, and fewer micro-batches than stages, which MindSpore refuses.
     """
     require_micro_batches(NAME, stages, chunks, micro_batches)
-    return looped_orders(stages, chunks, micro_batches, 2)
+    if chunks == 1:
+        return one_f_one_b.orders(stages, chunks, micro_batches)
+    return looped_orders(stages, chunks, groups(stages, micro_batches), 2)
 
 
 def require_micro_batches(name: str, stages: int, chunks: int, micro_batches: int) -> None:
@@ -40,28 +42,38 @@ def require_micro_batches(name: str, stages: int, chunks: int, micro_batches: in
         )
 
 
-def looped_orders(stages: int, chunks: int, micro_batches: int, distance: int) -> tuple[tuple[Action, ...], ...]:
+def groups(stages: int, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches of each group: p each, and what is left over in the first."""
+    first = min(micro_batches, stages + micro_batches % stages)
+    return (first, *(stages for _ in range(first, micro_batches, stages)))
+
+
+def looped_orders(
+    stages: int, chunks: int, groups: tuple[int, ...], distance: int, parts: int = 1
+) -> tuple[tuple[Action, ...], ...]:
     """Orders of the interleaved family.
 
     Args:
         stages: stages p.
-        chunks: chunks v; one gives plain 1F1B.
-        micro_batches: micro-batches m.
+        chunks: chunks v.
+        groups: micro-batches of each group.
         distance: warm-up forwards for every stage between a stage and the last one.
+        parts: parts k of each sequence. The gradients of a part need those of the parts after it, so backwards take
+            the parts of a micro-batch from the last to the first.
     """
-    if chunks == 1:
-        return one_f_one_b.orders(stages, chunks, micro_batches)
-    first_group = min(micro_batches, stages + micro_batches % stages)
     forwards, backwards = [], []
-    start, end = 0, first_group
-    while start < micro_batches:
-        members = range(start, end)
-        forwards += [Action(FORWARD, chunk, member) for chunk in range(chunks) for member in members]
-        backwards += [Action(BACKWARD, chunk, member) for chunk in reversed(range(chunks)) for member in members]
-        start, end = end, end + stages
+    start = 0
+    for size in groups:
+        members = range(start, start + size)
+        pieces = [member * parts + part for member in members for part in range(parts)]
+        returning = [member * parts + part for member in members for part in reversed(range(parts))]
+        forwards += [Action(FORWARD, chunk, piece) for chunk in range(chunks) for piece in pieces]
+        backwards += [Action(BACKWARD, chunk, piece) for chunk in reversed(range(chunks)) for piece in returning]
+        start += size
     result = []
     for stage in range(stages):
-        warm_up = min(len(forwards), (chunks - 1) * first_group + distance * (stages - 1 - stage))
+        before = (chunks - 1) * groups[0] * parts + parts - 1
+        warm_up = min(len(forwards), before + distance * (stages - 1 - stage))
         steady = len(forwards) - warm_up
         alternating = [action for pair in zip(forwards[warm_up:], backwards[:steady], strict=True) for action in pair]
         result.append((*forwards[:warm_up], *alternating, *backwards[steady:]))

@@ -7,7 +7,8 @@ interleave when the environment has `ENABLE_LESS_MEM_VPP=1` and the jit level is
 from __future__ import annotations
 
 from mindspore_bmpipe.schedule.actions import Action
-from mindspore_bmpipe.schedule.kinds.interleaved import looped_orders, require_micro_batches
+from mindspore_bmpipe.schedule.kinds import one_f_one_b
+from mindspore_bmpipe.schedule.kinds.interleaved import groups, looped_orders, require_micro_batches
 
 NAME = "interleaved_less_memory"
 MAX_CHUNKS = None
@@ -20,4 +21,6 @@ def orders(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Action, 
         InputError: several chunks, and fewer micro-batches than stages, which MindSpore refuses.
     """
     require_micro_batches(NAME, stages, chunks, micro_batches)
-    return looped_orders(stages, chunks, micro_batches, 1)
+    if chunks == 1:
+        return one_f_one_b.orders(stages, chunks, micro_batches)
+    return looped_orders(stages, chunks, groups(stages, micro_batches), 1)

@@ -1,23 +1,22 @@
-"""MindSpore's `seqsmartvpp` scheduler with unsplit sequences: the interleaved order with the shortest warm-up.
+"""MindSpore's `seqsmartvpp` scheduler: `seqvpp` with the shortest warm-up.
 
-Stage s runs (v - 1) g + p - s - 1 forwards before it alternates, so fewer micro-batches are in flight than in
-`interleaved`, but every message is waited for.
+Stage s runs (v - 1) g k + k - 1 + p - 1 - s forwards of parts before it alternates, so fewer are in flight than in
+`seqvpp`, but every message is waited for.
 """
 
 from __future__ import annotations
 
 from mindspore_bmpipe.schedule.actions import Action
-from mindspore_bmpipe.schedule.kinds.interleaved import looped_orders, require_micro_batches
+from mindspore_bmpipe.schedule.kinds.seqvpp import grouped_orders
 
 NAME = "seqsmartvpp"
 MAX_CHUNKS = None
 
 
-def orders(stages: int, chunks: int, micro_batches: int) -> tuple[tuple[Action, ...], ...]:
+def orders(stages: int, chunks: int, micro_batches: int, parts: int = 1) -> tuple[tuple[Action, ...], ...]:
     """Order of every stage; one chunk gives plain 1F1B.
 
     Raises:
-        InputError: several chunks, and fewer micro-batches than stages, which MindSpore refuses.
+        InputError: as for `seqvpp`.
     """
-    require_micro_batches(NAME, stages, chunks, micro_batches)
-    return looped_orders(stages, chunks, micro_batches, 1)
+    return grouped_orders(NAME, stages, chunks, micro_batches, 1, parts)
