@@ -31,6 +31,13 @@ def test_chunks_in_flight_are_the_published_ones(stages: int, chunks: int, micro
         assert max(map(sum, small[stage])) == min(chunks * micro_batches, (chunks - 1) * stages + stages - stage)
 
 
+@pytest.mark.parametrize(("stages", "parts"), [(4, 2), (3, 3), (8, 4)])
+def test_parts_in_flight_are_the_published_ones(stages: int, parts: int) -> None:
+    # Seq1F1B: p - s + k - 1 parts, a k-th of a sequence each.
+    rows = in_flight_rows(make_schedule("seqpipe", stages, 1, 2 * stages, parts))
+    assert rows == tuple(((stages - stage + parts - 1,),) for stage in range(stages))
+
+
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_the_v_keeps_two_p_chunks_on_every_stage(stages: int) -> None:
     rows = in_flight_rows(make_schedule("zero_bubble_v", stages, 2, 4 * stages))

@@ -19,6 +19,7 @@ from mindspore_bmpipe.schedule import (
     register,
     registered,
     splits_backward,
+    step_times,
 )
 
 ONE_F_ONE_B_4_5 = """\
@@ -120,6 +121,29 @@ def test_numbers_a_schedule_cannot_take() -> None:
         make_schedule("zero_bubble_v", 3, 2, 5)
     with pytest.raises(InputError, match=r"as many micro-batches as stages \(4\)"):
         make_schedule("interleaved", 4, 2, 3)
+
+
+def test_sequences_in_parts() -> None:
+    # Seq1F1B with two parts: a micro-batch's parts return in the opposite order, each stage one part later.
+    schedule = make_schedule("seqpipe", 2, 1, 2, 2)
+    assert format_schedule(schedule) == "F0 F1 F2 B1 F3 B0 B3 B2\nF0 F1 B1 F2 B0 F3 B3 B2"
+    assert (schedule.micro_batches, schedule.sequence_parts) == (4, 2)
+    with pytest.raises(InputError, match="does not split sequences, got 2 parts; give 1, or one of the schedules seqp"):
+        make_schedule("1f1b", 2, 1, 4, 2)
+    with pytest.raises(InputError, match="sequence_parts: 0 is below 1"):
+        make_schedule("seqpipe", 2, 1, 4, 0)
+    with pytest.raises(InputError, match=r"at most as many parts as stages \(2\), got 3"):
+        make_schedule("seqvpp", 2, 2, 4, 3)
+    with pytest.raises(InputError, match="splits sequences only with several chunks"):
+        make_schedule("seqsmartvpp", 2, 1, 4, 2)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "parts"), [(2, 4, 2), (4, 8, 2), (4, 12, 3), (3, 3, 3)])
+def test_parts_divide_the_bubble(stages: int, micro_batches: int, parts: int) -> None:
+    # (p - 1) t / k of equal stages, where whole sequences wait (p - 1) t.
+    times = [1.0 / parts] * stages, [2.0 / parts] * stages
+    step = step_times(make_schedule("seqpipe", stages, 1, micro_batches, parts), *times)[0]
+    assert step - micro_batches * 3.0 == pytest.approx((stages - 1) * 3.0 / parts)
 
 
 def test_supported_names_agree_with_the_registry() -> None:

@@ -37,7 +37,8 @@ def schedules() -> list[Schedule]:
                 made.append(make_schedule(kind, *size))
             except InputError:
                 continue
-    return made
+    parts = (("seqpipe", 4, 1, 40, 3), ("seqpipe", 3, 2, 40, 2), ("seqvpp", 4, 2, 40, 2), ("seqsmartvpp", 4, 3, 41, 2))
+    return made + [make_schedule(*setting) for setting in parts]
 
 
 def random_times(rng: random.Random, schedule: Schedule) -> Times:
@@ -60,7 +61,9 @@ def full_simulation(schedule: Schedule, times: Times) -> float:
     return max(entry.end_ms for entry in timeline(schedule, *times))
 
 
-@pytest.mark.parametrize("schedule", schedules(), ids=lambda s: f"{s.kind}-{s.stages}-{s.chunks}-{s.micro_batches}")
+@pytest.mark.parametrize(
+    "schedule", schedules(), ids=lambda s: f"{s.kind}-{s.stages}-{s.chunks}-{s.micro_batches}-{s.sequence_parts}"
+)
 def test_the_extended_time_is_that_of_the_full_simulation(schedule: Schedule) -> None:
     rng = random.Random(format_schedule(schedule)[:200])
     plans = [random_times(rng, schedule) for _ in range(12)]
@@ -83,10 +86,11 @@ def test_the_extended_time_is_that_of_the_event_simulation(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "chunks", "per_block"),
-    [("1f1b", 1, 1), ("interleaved", 3, 4), ("seqsmartvpp", 2, 4), ("zero_bubble_v", 2, 1)],
+    [("1f1b", 1, 1), ("interleaved", 3, 4), ("seqsmartvpp", 2, 4), ("zero_bubble_v", 2, 1), ("seqpipe/2", 2, 8)],
 )
 def test_the_period_shifts_every_action_and_its_predecessors(kind: str, chunks: int, per_block: int) -> None:
-    schedule = make_schedule(kind, 4, chunks, 80)
+    name, _, parts = kind.partition("/")
+    schedule = make_schedule(name, 4, chunks, 80 // int(parts or 1), int(parts or 1))
     graph = dependency_graph(schedule)
     period = find_period(graph)
     assert period is not None and period.micro_batches == per_block

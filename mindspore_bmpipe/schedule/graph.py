@@ -40,6 +40,8 @@ class DependencyGraph:
     """Shape (A,): stage that runs it."""
     virtual_stages: int
     """Number of virtual stages K."""
+    sequence_parts: int
+    """Parts of each sequence, which are micro-batches of their own here."""
     of_stage: tuple[IntArray, ...]
     """Numbers of each stage's actions, in the order it runs them."""
 
@@ -127,5 +129,6 @@ def _laid_out(
         slot=slots[found],
         stage=stage,
         virtual_stages=schedule.virtual_stages,
+        sequence_parts=schedule.sequence_parts,
         of_stage=of_stage,
     )

@@ -86,12 +86,13 @@ class Period:
 
 @lru_cache(maxsize=32)
 def find_period(graph: DependencyGraph) -> Period | None:
-    """The longest repetition of one micro-batch, or of a group of as many as stages, around the middle of the graph.
+    """The longest repetition, around the middle of the graph, of one micro-batch or of a group of as many as stages.
 
     `None` where there is none of at least `FEWEST_BLOCKS` blocks. Every condition of the proof above is checked on the
     graph itself, so nothing depends on the kind of the schedule.
     """
-    found = [period for shift in sorted({1, _stages(graph)}) if (period := _repetition(graph, shift)) is not None]
+    shifts = {parts * group for parts in (1, graph.sequence_parts) for group in (1, _stages(graph))}
+    found = [period for shift in sorted(shifts) if (period := _repetition(graph, shift)) is not None]
     return max(found, key=lambda period: period.blocks * period.actions, default=None)
 
 
@@ -251,6 +252,8 @@ def _carried(
     offset = first - period.reach
     ends = np.zeros((last - offset + 1, before.shape[1]))
     ends[: period.reach] = np.where(carrying, before, -np.inf)
+    # Nor does the start of the step carry anything.
+    ends[-1] = -np.inf
     sweep(graph, durations, transfer_ms, ends, range(first, last), offset)
     at_end = ends[last - offset - period.reach : last - offset]
     least = np.where(carrying, at_end - before, np.inf).min(axis=0)
