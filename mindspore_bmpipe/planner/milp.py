@@ -5,10 +5,10 @@ from __future__ import annotations
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.milp_counts import CountModel
+from mindspore_bmpipe.planner.milp_memory import over_limit
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
-    check,
     simulated_ms,
     stage_memory,
     virtual_stage_times,
@@ -44,7 +44,6 @@ def plan_counts(
     sent = 0
     proved = tighten(model, pool, best, clock)
     sent = len(pool.paths)
-    excluded = 0
     ended = ""
     for _ in range(_ROUNDS):
         decision, bound, complete = model.solve(best, best_time, clock.remaining(), limits.node_limit)
@@ -53,8 +52,7 @@ def plan_counts(
         if decision is not None:
             over = over_limit(problem, decision)
             for stage in over:
-                model.exclude(decision, stage, excluded)
-                excluded += 1
+                model.exclude(decision, stage)
                 progress = True
             if not over:
                 time = _step_time(pool, decision)
@@ -85,17 +83,6 @@ def plan_counts(
 def _step_time(pool: PathPool, decision: Decision) -> float:
     forward, backward = virtual_stage_times(pool.problem, decision)
     return float(simulated_ms(pool.problem, forward, backward, virtual_stage_weights(pool.problem, decision))[0])
-
-
-def over_limit(problem: Problem, decision: Decision) -> list[int]:
-    """Stages that exceed their limit in exact integers; any other violation would be an error of the model."""
-    kinds = {violation.kind for violation in check(problem, decision)}
-    assert kinds <= {"memory"}, f"the integer program broke {kinds}"
-    return [
-        stage
-        for stage, (_, peak) in enumerate(stage_memory(problem, decision))
-        if peak > problem.memory_limit_bytes[stage]
-    ]
 
 
 def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:

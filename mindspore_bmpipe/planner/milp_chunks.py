@@ -19,9 +19,9 @@ import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.local_search import PathPool, Times
-from mindspore_bmpipe.planner.milp import over_limit
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_counts import CountModel
+from mindspore_bmpipe.planner.milp_memory import over_limit
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
@@ -97,7 +97,6 @@ class Prover:
         self._held = 0.0
         """The guess, kept until it is refuted or reached."""
         self._sent = len(pool.paths)
-        self._excluded = 0
         self._whole = True
         self._has_all_paths = False
         self._is_small = 2 * problem.virtual_stages * problem.micro_batches <= MAX_ACTIONS
@@ -177,8 +176,7 @@ class Prover:
         """Learn from an answer with whole units."""
         over = over_limit(self._problem, decision)
         for stage in over:
-            self._model.exclude(decision, stage, self._excluded)
-            self._excluded += 1
+            self._model.exclude(decision, stage)
         times = (*virtual_stage_times(self._problem, decision), virtual_stage_weights(self._problem, decision))
         real = float(simulated_ms(self._problem, *times)[0])
         progress = bool(over)
