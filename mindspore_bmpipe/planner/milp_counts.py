@@ -17,7 +17,7 @@ from __future__ import annotations
 import mip
 import numpy as np
 
-from mindspore_bmpipe.planner.base import SolveLimits
+from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.local_search import Times
 from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, optimize, relax, skip_heuristics
 from mindspore_bmpipe.planner.milp_memory import add_memory, exclude
@@ -161,15 +161,16 @@ class CountModel:
         return [0, *np.cumsum(np.round(self.relaxed_units())).astype(int).tolist()]
 
     def solve(
-        self, start: Decision | None, start_ms: float, seconds: float, nodes: int
+        self, clock: Clock, nodes: int, start: Decision | None = None, start_ms: float = 0.0, share: float = 1.0
     ) -> tuple[Decision | None, float, bool]:
         """Solve the integer program with the paths known so far.
 
         Args:
+            clock: the last resort; the work done is counted on it.
+            nodes: node limit.
             start: a feasible decision to start from, or `None`.
             start_ms: its step time.
-            seconds: wall-clock limit.
-            nodes: node limit.
+            share: share of the clock's remaining time that this call may take.
 
         Returns:
             The rounded solution or `None`, a lower bound in milliseconds (infinite if the program is infeasible), and
@@ -178,7 +179,7 @@ class CountModel:
         if start is not None:
             with silenced():
                 self.model.start = self._values(start, start_ms)
-        answer = optimize(self.model, seconds, nodes)
+        answer = optimize(self.model, clock, nodes, share)
         bound = answer.bound * self._time_unit
         if not answer.has_solution:
             return None, bound, answer.complete
