@@ -109,9 +109,13 @@ class SolverReport:
     gap: float
     """``(step_time_ms - bound_ms) / step_time_ms``."""
     solve_seconds: float
-    """Wall time of the planner; the one value that differs between identical runs."""
+    """Wall time of the planner. With bound and gap, where the time limit ended the proof, all that differs between
+    identical runs."""
     message: str
     """What the planner has to say about its answer; may be empty."""
+    stopped_by: str = "proof"
+    """What ended the planner: ``proof``, ``work``, or ``time`` if the wall clock ended even its search, so that another
+    run may give another plan."""
 
 
 @dataclass(frozen=True)
@@ -247,11 +251,13 @@ def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
         raise InputError(f"{where}: must be an object, got {type(value).__name__}; plan the network again")
     hints = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
-    missing = [name for name in names if name not in value]
+    required = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    missing = [name for name in required if name not in value]
     unknown = [name for name in value if name not in hints]
     if missing or unknown:
         raise InputError(f"{where}: missing keys {missing}, unknown keys {unknown}; plan the network again")
-    return kind(**{name: _decode(hints[name], value[name], f"{where}.{name}") for name in names})
+    given = [name for name in names if name in value]
+    return kind(**{name: _decode(hints[name], value[name], f"{where}.{name}") for name in given})
 
 
 def _validate(plan: Plan, where: str) -> None:

@@ -163,6 +163,7 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
             gap=gap,
             solve_seconds=solution.solve_seconds,
             message=solution.message,
+            stopped_by=solution.stopped_by.value,
         ),
         bubble=BubblePlan(bubble.total, bubble.preparation, bubble.imbalance, bubble.recompute, bubble.communication),
         stages=stages,

@@ -9,7 +9,7 @@ import pytest
 from problem_samples import DATA, case_b, even_decision, random_chunked_problem
 from test_planner_bmpipe import TIGHT, assert_same_optimum
 
-from mindspore_bmpipe.planner import SolveLimits, Status, registered, solve
+from mindspore_bmpipe.planner import SolveLimits, Status, StoppedBy, registered, solve
 from mindspore_bmpipe.planner.base import Clock
 from mindspore_bmpipe.planner.milp import plan_counts
 from mindspore_bmpipe.problem import check, evaluate, recompute_ms, stage_memory
@@ -70,13 +70,15 @@ def test_never_worse_than_another_planner(first: int) -> None:
 
 
 def test_a_first_look_at_the_published_case_beats_the_published_solver() -> None:
-    solution = solve(case_b(), "bmpipe", SolveLimits(effort=0.1, node_limit=10))
+    limits = SolveLimits(effort=0.1, prove=False)
+    solution = solve(case_b(), "bmpipe", limits)
     assert solution.step_time_ms is not None
     assert solution.bound_ms is not None
     assert solution.status is Status.FEASIBLE
+    assert solution.stopped_by is StoppedBy.WORK
     assert solution.step_time_ms <= 13300
     assert EXPECTED["proved_optimum"]["step_time_ms"] >= solution.bound_ms * (1 - 1e-6)
-    again = solve(case_b(), "bmpipe", SolveLimits(effort=0.1, node_limit=10))
+    again = solve(case_b(), "bmpipe", limits)
     assert again.decision == solution.decision
     assert again.bound_ms == solution.bound_ms
 

@@ -27,6 +27,21 @@ class Status(str, Enum):
         return self.value
 
 
+class StoppedBy(str, Enum):
+    """What ended a planner, and so whether another run gives the same plan."""
+
+    PROOF = "proof"
+    """The answer is final."""
+    WORK = "work"
+    """The search did all the work its limits allow: the same on every machine. The proof may have been ended by the
+    time limit, so bound and gap may differ elsewhere; the plan does not."""
+    TIME = "time"
+    """The emergency stop: the wall clock ended the search, and another run may give another plan."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Solution:
     """What a planner found."""
@@ -50,19 +65,30 @@ class Solution:
     `None` otherwise, and if no limits would help (pins, forbidden cuts or too few trainable units)."""
     message: str
     """Why the search ended, or what to change; may be empty."""
+    stopped_by: StoppedBy = StoppedBy.PROOF
+    """What ended the planner."""
+
+
+EMERGENCY_LIMITS = 10.0
+"""Time limits after which the wall clock ends even a search."""
+
+WORK_SHARE = 0.25
+"""Share of the time limit, in seconds of an idle core, of the work that a clock gives to a search."""
 
 
 @dataclass(frozen=True)
 class SolveLimits:
-    """How much work a planner may do.
+    """How much a planner may do.
 
-    Work limits (rounds, nodes) end a search at the same point on every machine. The wall clock does not, so it is only
-    the last resort: ranks that must agree on a plan can rely on it only if no solution's message says that time ran
-    out.
+    A planner first searches for a plan, then goes on proving that there is no better one. The search is limited by
+    work, which is counted and not timed, so it ends at the same point on every machine and under every load; the
+    proof, which only raises the bound, ends at the time limit. Ranks that must agree on a plan can rely on it unless
+    `Solution.stopped_by` says `time`.
     """
 
     time_limit_s: float = 60.0
-    """Wall-clock seconds, greater than 0."""
+    """Seconds, greater than 0: the wall clock ends a proof then, and a search only after `EMERGENCY_LIMITS` times as
+    many. The work of the search is proportional to it, so that an idle core has time left for the proof."""
     seed: int = 0
     """Seed of everything random, at least 0."""
     threads: int = 1
@@ -73,6 +99,9 @@ class SolveLimits:
     """Branch-and-bound nodes of one solver call, at least 1."""
     effort: float = 1.0
     """Factor on all other work, above 0: less for a first look, more for a search that may take longer."""
+    prove: bool = True
+    """Whether to go on with the proof until the time limit once the search has done its work. Without, the bound is
+    the same on every machine too."""
 
     @property
     def accepted_gap(self) -> float:
@@ -100,28 +129,66 @@ Planner = Callable[[Problem, SolveLimits], Solution]
 
 
 class Clock:
-    """Wall clock of one planner call."""
+    """What ends one planner call: counted work and the emergency stop in its search, the wall clock in its proof."""
 
-    def __init__(self, limits: SolveLimits) -> None:
+    def __init__(self, limits: SolveLimits, work_share: float = WORK_SHARE) -> None:
         self._start = time.monotonic()
         self._limit = limits.time_limit_s
+        self._work_left = work_share * limits.time_limit_s * limits.effort
+        self._proving = False
+        self._struck = False
 
-    def part(self, share: float) -> Clock:
-        """A clock whose time runs out after a share of what is left on this one."""
-        part = Clock(SolveLimits(time_limit_s=max(share * self.remaining(), 1e-9)))
-        return part
+    def begin_proof(self) -> None:
+        """From here on nothing changes the plan any more, so the wall clock may end it."""
+        self._proving = True
+
+    @property
+    def proving(self) -> bool:
+        """Whether the search is over."""
+        return self._proving
+
+    @property
+    def struck(self) -> bool:
+        """Whether the wall clock ended the search: the one thing that makes a plan depend on the machine."""
+        return self._struck
 
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self._start
 
     def remaining(self) -> float:
-        """Seconds left, at least 0."""
-        return max(0.0, self._limit - self.elapsed())
+        """Seconds until the wall clock ends what is going on, at least 0."""
+        limit = self._limit if self._proving else self._limit * EMERGENCY_LIMITS
+        return max(0.0, limit - self.elapsed())
 
     def expired(self) -> bool:
-        """Whether the time limit has passed."""
-        return self.remaining() <= 0
+        """Whether the wall clock ends what is going on."""
+        over = self.remaining() <= 0
+        self._struck = self._struck or (over and not self._proving)
+        return over
+
+    def spend(self, seconds: float) -> None:
+        """Count work, in seconds that it takes an idle core more or less; must be a function of the input alone."""
+        self._work_left -= seconds
+
+    def work_left(self) -> float:
+        """Work left, in the same seconds; without limit in a proof."""
+        return float("inf") if self._proving else max(0.0, self._work_left)
+
+    def ends(self) -> bool:
+        """Whether work or wall clock ends what is going on."""
+        return self.expired() or self.work_left() <= 0
+
+    def message(self, proved: bool) -> str:
+        """Why a planner with a plan stopped; empty if it is proved."""
+        if self._struck:
+            seconds = self._limit * EMERGENCY_LIMITS
+            return f"the wall clock ({seconds:g} s) ended the search; another run may give another plan"
+        if proved:
+            return ""
+        if self._proving and self.expired():
+            return f"the time limit ({self._limit:g} s) ended the proof; the plan does not depend on it"
+        return "the work limit ended the proof"
 
 
 def with_plan(
@@ -140,14 +207,17 @@ def with_plan(
     bound = None if bound_ms is None else max(0.0, min(bound_ms, step_time))
     gap = None if bound is None else (step_time - bound) / step_time if step_time else 0.0
     status = Status.OPTIMAL if optimal else Status.FEASIBLE
-    return Solution(planner, status, decision, step_time, bound, gap, clock.elapsed(), None, message)
+    stopped_by = StoppedBy.TIME if clock.struck else StoppedBy.PROOF if optimal else StoppedBy.WORK
+    return Solution(planner, status, decision, step_time, bound, gap, clock.elapsed(), None, message, stopped_by)
 
 
 def without_plan(
     planner: str, status: Status, clock: Clock, message: str, needed_bytes: tuple[int, ...] | None = None
 ) -> Solution:
     """A solution that holds no plan."""
-    return Solution(planner, status, None, None, None, None, clock.elapsed(), needed_bytes, message)
+    final = status is Status.INFEASIBLE
+    stopped_by = StoppedBy.PROOF if final else StoppedBy.TIME if clock.struck else StoppedBy.WORK
+    return Solution(planner, status, None, None, None, None, clock.elapsed(), needed_bytes, message, stopped_by)
 
 
 def needs_message(problem: Problem, needed_bytes: tuple[int, ...] | None) -> str:

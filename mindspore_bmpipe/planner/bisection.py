@@ -20,9 +20,7 @@ _DESCENT_SHARE = 1.01
 """A candidate at most this much slower than the best plan is worth a look at its neighbours."""
 
 
-def bisect(
-    everything: Survivors, search: SplitSearch, pool: PathPool, limits: SolveLimits, clock: Clock
-) -> tuple[float, bool]:
+def bisect(everything: Survivors, search: SplitSearch, pool: PathPool, limits: SolveLimits, clock: Clock) -> float:
     """Lower bound on the step time of every split of the given groups; improves the search's best split on the way.
 
     Args:
@@ -30,10 +28,7 @@ def bisect(
         search: holds the best split so far.
         pool: known paths; those of the candidates are added.
         limits: the gap at which to stop.
-        clock: the last resort.
-
-    Returns:
-        The bound, and whether the wall clock ended the search for it.
+        clock: counts the work, and ends it.
     """
     low = min(path_bound(everything, pool), search.best_time)
     ceiling = search.best_time
@@ -41,23 +36,23 @@ def bisect(
         ceiling = min(ceiling, search.best_time)
         if ceiling - low <= limits.accepted_gap / 4 * search.best_time:
             break
-        if clock.expired():
-            return low, True
+        if clock.ends():
+            break
         guess = (low + ceiling) / 2
         decided = _decide(everything, guess, search, pool, clock)
         if decided is None:
-            return low, True
+            break
         if decided:
             low = guess
         else:
             ceiling = guess
-    return low, False
+    return low
 
 
 def _decide(everything: Survivors, guess: float, search: SplitSearch, pool: PathPool, clock: Clock) -> bool | None:
-    """Whether no split is faster than the guess; `False` if one is or may be, `None` if the wall clock ran out."""
+    """Whether no split is faster than the guess; `False` if one is or may be, `None` if it was not decided."""
     stages, units = pool.problem.stages, pool.problem.units
-    survivors = eliminate(everything, pool, guess)
+    survivors = eliminate(everything, pool, guess, clock)
     exact = sharpen(survivors, search.options, clock)
     if exact is None:
         return None
@@ -65,7 +60,7 @@ def _decide(everything: Survivors, guess: float, search: SplitSearch, pool: Path
     weights = survivors.forward_ms + survivors.backward_ms
     for attempt in range(_CANDIDATES):
         before = len(survivors)
-        survivors = eliminate(survivors, pool, guess)
+        survivors = eliminate(survivors, pool, guess, clock)
         if not len(survivors):
             return True
         if attempt == 0 or len(survivors) < before:

@@ -56,13 +56,15 @@ _TIE_ROUNDS = 10
 _MAX_TIES = 2000
 """Groups above which ties are left as the local search broke them."""
 _SAME_TIME = 1e-9
+_WORK_SHARE = 0.5
+"""Share of the time limit of the work of elimination and solver that may change the plan."""
 
 
 def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> Solution:
     """Plan a problem; `solver` names one of python-mip's solvers, the default is the first that loads."""
-    clock = Clock(limits)
     if problem.chunks > 1:
-        return chunked.plan(NAME, problem, limits, clock, solver)
+        return chunked.plan(NAME, problem, limits, solver)
+    clock = Clock(limits, _WORK_SHARE)
     if problem.stages * (problem.units + 1) ** 2 > MAX_GROUPS:
         start = even.plan(problem, limits).decision
         return milp.plan_counts(NAME, problem, limits, clock, start, solver)
@@ -90,17 +92,16 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
     _offer_even_plan(search, problem, limits)
     search.descend(clock, _DESCENT_ROUNDS)
     everything = fitting(groups)
-    bound, timed_out = _prove(everything, search, pool, limits, clock, solver)
+    proof = _Proof(search, pool, limits, clock, solver)
+    bound, left = proof.search(everything)
     _break_ties(search, pool, everything, clock)
     assert search.best is not None
-    proved = bound >= search.best_time * (1 - limits.accepted_gap)
-    if timed_out or clock.expired():
-        message = f"the wall clock ({limits.time_limit_s:g} s) ended the search; another run may give another plan"
-    elif proved:
-        message = ""
-    else:
-        message = f"the work limit ({limits.node_limit} nodes) or the solver ended the proof"
-    return with_plan(NAME, problem, options.decision(search.best), clock, bound, proved, message)
+    decision, time = options.decision(search.best), search.best_time
+    if left is not None and bound < time * (1 - limits.accepted_gap) and milp.begins_proof(clock, limits):
+        # What the search meets from here on is not the plan: how far the proof gets depends on the machine.
+        bound = max(bound, proof.solve(left))
+    proved = bound >= time * (1 - limits.accepted_gap)
+    return with_plan(NAME, problem, decision, clock, bound, proved, clock.message(proved))
 
 
 def _offer_even_plan(search: SplitSearch, problem: Problem, limits: SolveLimits) -> None:
@@ -112,34 +113,51 @@ def _offer_even_plan(search: SplitSearch, problem: Problem, limits: SolveLimits)
     search.offer([(0, *np.cumsum(sizes).tolist())])
 
 
-def _prove(
-    everything: Survivors, search: SplitSearch, pool: PathPool, limits: SolveLimits, clock: Clock, solver: str | None
-) -> tuple[float, bool]:
-    """Lower bound on every plan's step time, and whether the wall clock ended the proof."""
-    target = search.best_time * (1 - _SAME_TIME)
-    coarse = eliminate(everything, pool, target)
-    if not len(coarse):
-        return target, False
-    proved, timed_out = bisect(coarse, search, pool, limits, clock)
-    target = search.best_time * (1 - _SAME_TIME)
-    proved = min(proved, target)
-    if timed_out or proved >= search.best_time * (1 - limits.accepted_gap):
-        return proved, timed_out
-    search.perturb(clock, limits.seed, _PERTURBATIONS)
-    target = search.best_time * (1 - _SAME_TIME)
-    coarse = eliminate(coarse, pool, target)
-    exact = sharpen(coarse, search.options, clock)
-    if exact is None:
-        return min(target, proved), True
-    exact = eliminate(exact, pool, target)
-    if not len(exact):
-        return target, False
-    try:
-        bound, timed_out = prove(exact, search, pool, limits, clock, solver)
-    except SolverError:
-        # The plan stands without the solver; only the proof is weaker.
-        bound, timed_out = path_bound(exact, pool), False
-    return min(target, max(bound, proved)), timed_out
+class _Proof:
+    """Lower bounds on every plan's step time; better splits found on the way become the search's best."""
+
+    def __init__(
+        self, search: SplitSearch, pool: PathPool, limits: SolveLimits, clock: Clock, solver: str | None
+    ) -> None:
+        self._search, self._pool, self._limits, self._clock, self._solver = search, pool, limits, clock, solver
+
+    def _target(self) -> float:
+        return self._search.best_time * (1 - _SAME_TIME)
+
+    def _accepted(self, proved: float) -> bool:
+        return proved >= self._search.best_time * (1 - self._limits.accepted_gap)
+
+    def search(self, everything: Survivors) -> tuple[float, Survivors | None]:
+        """The bound that the work allows, and the groups that a better split may contain, unless it is proved."""
+        search, pool, limits, clock = self._search, self._pool, self._limits, self._clock
+        coarse = eliminate(everything, pool, self._target(), clock)
+        if not len(coarse):
+            return self._target(), None
+        proved = min(bisect(coarse, search, pool, limits, clock), self._target())
+        if self._accepted(proved):
+            return proved, None
+        search.perturb(clock, limits.seed, _PERTURBATIONS)
+        coarse = eliminate(coarse, pool, self._target(), clock)
+        if clock.ends():
+            return min(proved, self._target()), coarse
+        proved = max(min(proved, self._target()), self.solve(coarse))
+        return proved, None if self._accepted(proved) else coarse
+
+    def solve(self, coarse: Survivors) -> float:
+        """The bound of the integer program over groups, as far as the clock allows."""
+        search, pool, clock = self._search, self._pool, self._clock
+        exact = sharpen(coarse, search.options, clock)
+        if exact is None:
+            return 0.0
+        exact = eliminate(exact, pool, self._target(), clock)
+        if not len(exact):
+            return self._target()
+        try:
+            bound = prove(exact, search, pool, self._limits, clock, self._solver)
+        except SolverError:
+            # The plan stands without the solver; only the proof is weaker.
+            bound = path_bound(exact, pool)
+        return min(self._target(), bound)
 
 
 def _break_ties(search: SplitSearch, pool: PathPool, everything: Survivors, clock: Clock) -> None:
@@ -147,7 +165,7 @@ def _break_ties(search: SplitSearch, pool: PathPool, everything: Survivors, cloc
     problem = pool.problem
     equal = everything
     for _ in range(_TIE_ROUNDS):
-        equal = eliminate(equal, pool, search.best_time * (1 + _SAME_TIME))
+        equal = eliminate(equal, pool, search.best_time * (1 + _SAME_TIME), clock)
         if len(equal) > _MAX_TIES:
             return
         exact = sharpen(equal, search.options, clock)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mindspore_bmpipe.config import AUTO, MINDSPORE_SCHEDULES, Config
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status
+from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, StoppedBy
 from mindspore_bmpipe.planner.registry import solve
 from mindspore_bmpipe.problem import Problem
 from mindspore_bmpipe.schedule import make_schedule
@@ -34,7 +34,7 @@ assert set(_PREFERRED) == set(MINDSPORE_SCHEDULES)
 
 _FIRST_EFFORT = 0.1
 _FIRST_SHARE = 0.5
-"""Shares of the work and of the wall clock that go into the first look at all candidates."""
+"""Shares of the work and of the time limit that go into the first look at all candidates."""
 _FINALISTS = 3
 """Candidates planned in full, at most."""
 
@@ -96,7 +96,8 @@ def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimit
         return candidates[0].problem, solve(candidates[0].problem, planner, limits)
     clock = Clock(limits)
     share = _FIRST_SHARE * limits.time_limit_s / len(candidates)
-    first = replace(limits, effort=limits.effort * _FIRST_EFFORT, time_limit_s=share)
+    # Without the proofs that the wall clock ends, who goes on to the full plan is the same on every machine.
+    first = replace(limits, effort=limits.effort * _FIRST_EFFORT, time_limit_s=share, prove=False)
     solutions: list[Solution | None] = []
     refused = ""
     for candidate in candidates:
@@ -108,14 +109,13 @@ def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimit
     if all(solution is None for solution in solutions):
         raise InputError(refused or "there is nothing to compare")
     order = sorted((index for index, found in enumerate(solutions) if found), key=lambda index: _rank(solutions[index]))
-    for index in order[:_FINALISTS]:
+    finalists = [index for index in order[:_FINALISTS] if not _is_decided(solutions[index])]
+    full = replace(limits, time_limit_s=(1 - _FIRST_SHARE) * limits.time_limit_s / max(1, len(finalists)))
+    for index in finalists:
         mine, best = solutions[index], _best(solutions)
-        decided = mine is None or mine.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        if decided or (best is not None and _bound(mine) >= _time(best) * (1 - limits.accepted_gap)):
+        if best is not None and _bound(mine) >= _time(best) * (1 - limits.accepted_gap):
             continue
-        if clock.expired():
-            break
-        again = solve(candidates[index].problem, planner, replace(limits, time_limit_s=max(clock.remaining(), 0.1)))
+        again = solve(candidates[index].problem, planner, full)
         if mine is not None and again.decision is None:
             again = mine
         bounds = [found.bound_ms for found in (mine, again) if found is not None and found.bound_ms is not None]
@@ -135,8 +135,16 @@ def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimit
         gap = (solution.step_time_ms - bound) / solution.step_time_ms
         proved = gap <= limits.accepted_gap
         status = Status.OPTIMAL if proved else Status.FEASIBLE
-        solution = replace(solution, bound_ms=bound, gap=gap, status=status)
+        stopped_by = StoppedBy.PROOF if proved else StoppedBy.WORK
+        solution = replace(solution, bound_ms=bound, gap=gap, status=status, stopped_by=stopped_by)
+    if any(found is not None and found.stopped_by is StoppedBy.TIME for found in solutions):
+        # Even one that lost might have won on another machine.
+        solution = replace(solution, stopped_by=StoppedBy.TIME)
     return candidates[chosen].problem, solution
+
+
+def _is_decided(solution: Solution | None) -> bool:
+    return solution is None or solution.status in (Status.OPTIMAL, Status.INFEASIBLE)
 
 
 def _time(solution: Solution | None) -> float:

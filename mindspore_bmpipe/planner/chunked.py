@@ -6,8 +6,8 @@
 3. The integer program, told to look only for plans better than the best one, either finds one or proves that there is
    none. Few actions: with a start time per action (all paths at once). Many: with paths added as answers violate them.
 
-Steps 1 and 2 are bounded by work, so their plan is the same on every machine. Of step 3 a plan is used only if the
-solver ended by itself or at its node limit.
+Steps 1 and 2, and step 3 as far as the work limit goes, make the plan: they count their work, so the plan is the same
+on every machine. Then step 3 goes on until the time limit, and only its bound counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mindspore_bmpipe.planner.chunk_options import ChunkOptions
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules
 from mindspore_bmpipe.planner.chunk_search import ChunkSearch
 from mindspore_bmpipe.planner.local_search import PathPool
-from mindspore_bmpipe.planner.milp import least_excess, tighten
+from mindspore_bmpipe.planner.milp import begins_proof, least_excess, tighten
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_chunks import Prover
 from mindspore_bmpipe.planner.milp_counts import CountModel
@@ -43,12 +43,13 @@ _OFFER_WORK = 10_000
 """Work on each split of the integer program."""
 _SHARED_PATHS = 250
 """Paths of the local search that the integer program starts with."""
-_SEARCH_SHARE = 0.9
-"""Share of the wall clock that local search may use as the last resort."""
+_WORK_SHARE = 0.1
+"""Share of the time limit of the solver's work that may change the plan."""
 
 
-def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> Solution:
+def plan(name: str, problem: Problem, limits: SolveLimits, solver: str | None) -> Solution:
     """Plan a problem with any number of chunks."""
+    clock = Clock(limits, _WORK_SHARE)
     rules = ChunkRules(problem)
     nearest = rules.any_split()
     if nearest is None:
@@ -60,44 +61,44 @@ def plan(name: str, problem: Problem, limits: SolveLimits, clock: Clock, solver:
         model = CountModel(problem, limits, solver)
         bound = tighten(model, pool, None, clock)
         if bound == float("inf"):
-            needed = least_excess(problem, limits, clock, solver)
-            return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
+            return _infeasible(name, search, nearest, limits, clock, solver)
         sent = len(pool.paths)
         rounded = _rounded_split(model, rules)
     except SolverError:
         model = None
     baseline = even.plan(problem, limits).decision
     starts = [split for split in (rounded, nearest, None if baseline is None else _split_of(baseline)) if split]
-    deadline = clock.part(_SEARCH_SHARE)
     work = _SEARCH_WORK * limits.effort * min(1.0, limits.time_limit_s / _FULL_SEARCH_S)
-    search.explore(starts, deadline, limits.seed, work, bound * (1 + limits.accepted_gap / 2))
+    search.explore(starts, clock, limits.seed, work, bound * (1 + limits.accepted_gap / 2))
     best = _better(problem, baseline, search)
-    timed_out = deadline.expired()
     if model is not None:
         _share_paths(search, pool, problem, best)
         for path in pool.paths[sent:]:
             model.add_path(path)
         time = float("inf") if best is None else evaluate(problem, best).step_time_ms
         prover = Prover(problem, model, pool, lambda split: _offer(search, split, clock), limits, clock, solver)
-        proof = prover.run(time, bound)
-        bound = max(bound, proof.bound_ms)
-        timed_out = timed_out or proof.timed_out
-        if proof.decision is not None:
-            best = proof.decision
+        best = prover.search(time, bound) or best
+        if prover.is_open and begins_proof(clock, limits):
+            prover.prove()
+        bound = max(bound, prover.bound_ms)
     if best is None:
         if bound == float("inf"):
-            needed = least_excess(problem, limits, clock, solver)
-            return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
-        return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the limits")
+            return _infeasible(name, search, nearest, limits, clock, solver)
+        return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the work limit")
     time = evaluate(problem, best).step_time_ms
     proved = bound >= time * (1 - limits.accepted_gap)
-    if proved:
-        message = ""
-    elif timed_out:
-        message = f"the wall clock ({limits.time_limit_s:g} s) ended the search; another run may give another plan"
-    else:
-        message = f"the work limit ({limits.node_limit} nodes) or the solver ended the proof"
-    return with_plan(name, problem, best, clock, min(bound, time), proved, message)
+    return with_plan(name, problem, best, clock, min(bound, time), proved, clock.message(proved))
+
+
+def _infeasible(
+    name: str, search: ChunkSearch, split: tuple[int, ...], limits: SolveLimits, clock: Clock, solver: str | None
+) -> Solution:
+    """The answer that nothing fits, with what would; the split stands in where the solver does not tell."""
+    problem = search.problem
+    needed = least_excess(problem, limits, solver)
+    if needed is None:
+        needed = tuple(peak for _, peak in stage_memory(problem, search.decision(search.start(split))))
+    return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
 
 
 def _share_paths(search: ChunkSearch, pool: PathPool, problem: Problem, best: Decision | None) -> None:

@@ -20,6 +20,9 @@ from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.schedule import PathCounts
 
 _PASSES = 20
+_CHOICES_AT_ONCE = 64
+_GROUP_S, _CHOICE_S = 2e-7, 2e-4
+"""Seconds of an idle core for one group on one path, and for the exact options of one group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +65,15 @@ def fitting(groups: Groups) -> Survivors:
 
 
 def sharpen(survivors: Survivors, options: StageOptions, clock: Clock) -> Survivors | None:
-    """The same groups with exact times, or `None` if the wall clock ran out."""
+    """The same groups with exact times, or `None` if the clock ends before."""
     backward, extra = survivors.backward_ms.copy(), np.zeros(len(survivors))
     rows = zip(survivors.stage.tolist(), survivors.low.tolist(), survivors.high.tolist(), strict=True)
     for index, (stage, low, high) in enumerate(rows):
-        if clock.expired():
+        if index % _CHOICES_AT_ONCE == 0 and clock.ends():
             return None
+        known = options.listed
         choice = options.choice(stage, low, high)
+        clock.spend((options.listed - known) * _CHOICE_S)
         assert choice is not None
         backward[index], extra[index] = choice.backward_ms, choice.extra_ms
     return replace(survivors, backward_ms=backward, extra_ms=extra)
@@ -109,14 +114,18 @@ def _tables(
     return before, after
 
 
-def eliminate(survivors: Survivors, pool: PathPool, target_ms: float) -> Survivors:
-    """The groups that some split with a step time below the target may contain, as far as the known paths tell."""
+def eliminate(survivors: Survivors, pool: PathPool, target_ms: float, clock: Clock) -> Survivors:
+    """The groups that some split with a step time below the target may contain, as far as the known paths tell.
+
+    Any part of the work gives a valid answer; when the clock ends, more groups are left than necessary.
+    """
     stages, units = pool.problem.stages, pool.problem.units
     for _ in range(_PASSES):
         size = len(survivors)
         for path in pool.paths:
-            if not len(survivors):
+            if not len(survivors) or clock.ends():
                 return survivors
+            clock.spend(len(survivors) * _GROUP_S)
             cost = path_cost(survivors, path)
             before, after = _tables(survivors, cost, stages, units)
             through = before[survivors.stage, survivors.low] + cost + after[survivors.stage + 1, survivors.high]

@@ -176,7 +176,7 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
     search.flush()
     if search.best is not None:
         bound = search.best[0][0] if complete else None
-        message = "" if complete else f"the time limit of {limits.time_limit_s} s ended the enumeration"
+        message = "" if complete else clock.message(False)
         return with_plan(NAME, problem, search.best[1], clock, bound, complete, message)
     if not complete:
         return without_plan(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.milp_counts import CountModel
+from mindspore_bmpipe.planner.milp_memory import over_limit
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
-    check,
     simulated_ms,
     stage_memory,
     virtual_stage_times,
@@ -41,61 +41,53 @@ def plan_counts(
     pool = PathPool(problem)
     model = CountModel(problem, limits, solver)
     best, best_time = start, float("inf") if start is None else _step_time(pool, start)
-    sent = 0
     proved = tighten(model, pool, best, clock)
     sent = len(pool.paths)
-    excluded = 0
-    ended = ""
+    known, known_time = best, best_time
     for _ in range(_ROUNDS):
-        decision, bound, complete = model.solve(best, best_time, clock.remaining(), limits.node_limit)
+        if clock.ends() and not begins_proof(clock, limits):
+            break
+        decision, bound, complete = model.solve(clock, limits.node_limit, known, known_time)
         proved = max(proved, bound * (1 - _ROUNDING))
         progress = False
         if decision is not None:
             over = over_limit(problem, decision)
             for stage in over:
-                model.exclude(decision, stage, excluded)
-                excluded += 1
-                progress = True
-            if not over:
-                time = _step_time(pool, decision)
-                if time < best_time:
-                    best, best_time = decision, time
-                times = virtual_stage_times(problem, decision)
-                progress = pool.separate(*times, virtual_stage_weights(problem, decision))
-        if proved >= best_time * (1 - limits.accepted_gap):
+                model.exclude(decision, stage)
+            time = float("inf") if over else _step_time(pool, decision)
+            if time < known_time:
+                known, known_time = decision, time
+            times = virtual_stage_times(problem, decision)
+            progress = pool.separate(*times, virtual_stage_weights(problem, decision)) or bool(over)
+        if not clock.proving:
+            best, best_time = known, known_time
+        if proved >= known_time * (1 - limits.accepted_gap):
             break
-        if not complete and clock.expired():
-            ended = f"the wall clock ({limits.time_limit_s:g} s) ended the search; another run may give another plan"
-            break
-        if not progress:
-            ended = f"the work limit ({limits.node_limit} nodes) ended the search"
+        if not progress and (complete or not begins_proof(clock, limits)):
             break
         for path in pool.paths[sent:]:
             model.add_path(path)
         sent = len(pool.paths)
     if best is not None:
         optimal = proved >= best_time * (1 - limits.accepted_gap)
-        return with_plan(name, problem, best, clock, min(proved, best_time), optimal, "" if optimal else ended)
+        return with_plan(name, problem, best, clock, min(proved, best_time), optimal, clock.message(optimal))
     if proved == float("inf"):
-        needed = least_excess(problem, limits, clock, solver)
+        needed = least_excess(problem, limits, solver)
         return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
-    return without_plan(name, Status.UNKNOWN, clock, ended)
+    return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the work limit")
+
+
+def begins_proof(clock: Clock, limits: SolveLimits) -> bool:
+    """Go from search to proof; whether that was possible and there is time for it."""
+    if clock.proving or clock.struck or not limits.prove:
+        return False
+    clock.begin_proof()
+    return not clock.expired()
 
 
 def _step_time(pool: PathPool, decision: Decision) -> float:
     forward, backward = virtual_stage_times(pool.problem, decision)
     return float(simulated_ms(pool.problem, forward, backward, virtual_stage_weights(pool.problem, decision))[0])
-
-
-def over_limit(problem: Problem, decision: Decision) -> list[int]:
-    """Stages that exceed their limit in exact integers; any other violation would be an error of the model."""
-    kinds = {violation.kind for violation in check(problem, decision)}
-    assert kinds <= {"memory"}, f"the integer program broke {kinds}"
-    return [
-        stage
-        for stage, (_, peak) in enumerate(stage_memory(problem, decision))
-        if peak > problem.memory_limit_bytes[stage]
-    ]
 
 
 def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:
@@ -122,10 +114,10 @@ def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clo
     return objective
 
 
-def least_excess(problem: Problem, limits: SolveLimits, clock: Clock, solver: str | None) -> tuple[int, ...] | None:
-    """Peaks of the plan whose worst excess over the limits is least; `None` if no limits would help or time ran out."""
+def least_excess(problem: Problem, limits: SolveLimits, solver: str | None) -> tuple[int, ...] | None:
+    """Peaks of the plan whose worst excess over the limits is least; `None` if none was found."""
     model = CountModel(problem, limits, solver, elastic=True)
-    decision, _, _ = model.solve(None, 0.0, max(clock.remaining(), 1.0), limits.node_limit)
+    decision, _, _ = model.solve(Clock(limits), limits.node_limit)
     if decision is None:
         return None
     return tuple(peak for _, peak in stage_memory(problem, decision))

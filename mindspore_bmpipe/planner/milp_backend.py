@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import mip
 
 from mindspore_bmpipe.errors import BmpipeError
-from mindspore_bmpipe.planner.base import SolveLimits
+from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.quiet import silenced
 
 SOLVERS = (mip.HIGHS, mip.CBC)
@@ -15,6 +16,14 @@ SOLVERS = (mip.HIGHS, mip.CBC)
 
 TIME_SCALE = 1e3
 """What a problem's ideal time becomes in a model, so that coefficients stay near 1 whatever the unit of time."""
+
+_ITERATION_S = 5e-6
+"""Seconds of an iteration of the simplex method, branching and cuts included, over the root of rows plus columns."""
+
+_NODE_ITERATIONS = 500
+"""Iterations that a node takes before more is known of a model."""
+_WORTH_ANOTHER = 2
+"""How many times as many nodes must be affordable for a call to be made again."""
 
 _SOLVER_GAP_SHARE = 0.25
 """Share of the relative gap given to one solver call; the rest is for what its model leaves out."""
@@ -87,12 +96,35 @@ def relax(model: mip.Model) -> bool:
     return True
 
 
-def optimize(model: mip.Model, seconds: float, nodes: int) -> SolverAnswer:
-    """Solve the integer program within limits.
+def optimize(model: mip.Model, clock: Clock, nodes: int, share: float = 1.0) -> SolverAnswer:
+    """Solve the integer program within what a clock leaves of work and time.
+
+    In a search the node limit follows from the work left and from what a node of this model turns out to take; a call
+    that ended early for a poor guess is made again.
+
+    Args:
+        model: what to solve.
+        clock: the planner's clock, on which the work is counted.
+        nodes: most nodes.
+        share: share of the clock's remaining time that the call may take.
 
     Raises:
         SolverError: the solver failed.
     """
+    node_s = _NODE_ITERATIONS * _iteration_s(model)
+    while True:
+        allowed = int(min(nodes, max(1.0, clock.work_left() / node_s)))
+        answer = _optimize(model, share * clock.remaining(), allowed)
+        work = _work_s(model)
+        clock.spend(work)
+        if answer.complete or allowed == nodes or clock.ends():
+            return answer
+        node_s = max(work, 1e-9) / allowed
+        if clock.work_left() / node_s < _WORTH_ANOTHER * allowed:
+            return answer
+
+
+def _optimize(model: mip.Model, seconds: float, nodes: int) -> SolverAnswer:
     outcome = mip.OptimizationStatus
     with silenced():
         model.max_nodes = nodes
@@ -104,3 +136,15 @@ def optimize(model: mip.Model, seconds: float, nodes: int) -> SolverAnswer:
         has_solution = status in (outcome.OPTIMAL, outcome.FEASIBLE) and model.num_solutions > 0
         bound = model.objective_bound
         return SolverAnswer(has_solution, float("-inf") if bound is None else float(bound), status == outcome.OPTIMAL)
+
+
+def _work_s(model: mip.Model) -> float:
+    """What a solver call did, in seconds of an idle core more or less: a function of the input alone."""
+    count = getattr(model.solver, "_get_int_info_value", None)
+    # CBC tells neither iterations nor nodes: every call counts as if it took a hundred.
+    iterations = 100 if count is None else max(0, count("simplex_iteration_count"))
+    return iterations * _iteration_s(model)
+
+
+def _iteration_s(model: mip.Model) -> float:
+    return _ITERATION_S * math.sqrt(model.num_rows + model.num_cols)

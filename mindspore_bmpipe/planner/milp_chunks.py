@@ -13,15 +13,14 @@ Few actions then get a start time each (all paths at once).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.local_search import PathPool, Times
-from mindspore_bmpipe.planner.milp import over_limit
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_counts import CountModel
+from mindspore_bmpipe.planner.milp_memory import over_limit
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
@@ -37,27 +36,20 @@ _ROUNDS = 400
 _ROUNDING = 1e-9
 _FINEST = 0.8
 """Share of the accepted gap below the best plan at which the last guess lies."""
-_STEP = 0.7
-"""Where a guess lies between bound and best plan."""
+_STEPS = (0.7, 0.35, 0.15, 0.05)
+"""Where a guess lies between bound and best plan; the next one after a guess that was not decided."""
+_CALL_SHARE = 0.4
+"""Share of the time left that one guess of a proof may take, unless it is the last."""
 _NEARBY = 12
 """Disturbed times whose longest paths are added with those of an answer."""
 _DISTURBANCE = 0.05
-_SHARES_UNTIL = 0.004
-"""Gap below which options become whole at once where every action gets a start time: shares rarely go further."""
+_SHARES_UNTIL = 0.02
+"""Gap below which options become whole at once where every action gets a start time: that costs less than the guesses
+that shares would still need, and shares rarely get below a few tenths of a percent."""
+_START_TIMES_S, _START_TIMES_SQUARED_S = 0.02, 1e-4
+"""Seconds of an idle core that a program with start times takes, over their number and over its square; the less."""
 _SAME_TIME = 1e-6
 """Relative difference between an answer's time and its simulation below which no path is missing."""
-
-
-@dataclass(frozen=True)
-class Proof:
-    """How a proof ended."""
-
-    decision: Decision | None
-    """A better plan, or `None`."""
-    bound_ms: float
-    """Lower bound on the step time of every plan; infinite if there is none."""
-    timed_out: bool
-    """Whether the wall clock ended it."""
 
 
 Offer = Callable[[tuple[int, ...]], tuple[Decision, float] | None]
@@ -85,7 +77,7 @@ class Prover:
             pool: known paths.
             offer: what to do with splits that look good.
             limits: gap and nodes.
-            clock: the last resort.
+            clock: counts the work, and ends it.
             solver: name of the solver; the first that loads if `None`.
         """
         self._solver = solver
@@ -93,97 +85,124 @@ class Prover:
         self._limits, self._clock = limits, clock
         self._best: Decision | None = None
         self._best_ms = float("inf")
-        self._proved = 0.0
+        self.bound_ms = 0.0
+        """Lower bound on the step time of every plan; infinite if there is none."""
         self._held = 0.0
         """The guess, kept until it is refuted or reached."""
+        self._step = 0
         self._sent = len(pool.paths)
-        self._excluded = 0
         self._whole = True
         self._has_all_paths = False
-        self._is_small = 2 * problem.virtual_stages * problem.micro_batches <= MAX_ACTIONS
+        self._actions = 2 * problem.virtual_stages * problem.micro_batches
         self._generator = np.random.default_rng(limits.seed)
 
-    def run(self, start_ms: float, bound_ms: float) -> Proof:
-        """Prove.
+    @property
+    def is_open(self) -> bool:
+        """Whether the bound is still too far from the best plan."""
+        return self.bound_ms < self._best_ms * (1 - self._limits.accepted_gap)
+
+    def search(self, start_ms: float, bound_ms: float) -> Decision | None:
+        """Raise the bound as far as the work goes, and return a better plan if there was one.
 
         Args:
             start_ms: step time of the best plan, infinite without one.
             bound_ms: what is proved already.
         """
-        self._best_ms, self._proved = start_ms, bound_ms
+        self._best_ms, self.bound_ms = start_ms, bound_ms
         self._let_vary(start_ms < float("inf"))
+        self._run()
+        return self._best
+
+    def prove(self) -> None:
+        """Go on raising the bound until the wall clock ends it. Better plans only serve as targets."""
+        self._step = 0
+        self._run()
+
+    def _run(self) -> None:
         try:
             for _ in range(max(1, int(_ROUNDS * self._limits.effort))):
-                if self._proved >= self._best_ms * (1 - self._limits.accepted_gap) or self._clock.expired():
-                    break
-                if not self._round():
+                if not self.is_open or self._clock.ends() or not self._round():
                     break
         except SolverError:
             # The plan stands without the solver; only the proof is weaker.
-            return Proof(self._best, self._proved, False)
-        accepted = self._proved >= self._best_ms * (1 - self._limits.accepted_gap)
-        return Proof(self._best, self._proved, self._clock.expired() and not accepted)
+            return
 
     def _let_vary(self, vary: bool) -> None:
         self._whole = not vary
         self._model.let_options_vary(vary)
 
-    def _guess(self) -> float:
-        finest = self._best_ms * (1 - _FINEST * self._limits.accepted_gap)
-        if not self._proved < self._held < self._best_ms:
-            self._held = self._proved + _STEP * (self._best_ms - self._proved)
-        return finest if self._best_ms - self._held < 3 * self._limits.accepted_gap * self._best_ms else self._held
+    def _guess(self) -> tuple[float, bool]:
+        """The step time to refute next, and whether it is the last."""
+        accepted = self._limits.accepted_gap * self._best_ms
+        if not self.bound_ms < self._held < self._best_ms:
+            self._held = self.bound_ms + _STEPS[self._step] * (self._best_ms - self.bound_ms)
+        if self._best_ms - self._held < 3 * accepted or self._has_all_paths:
+            return self._best_ms - _FINEST * accepted, True
+        return self._held, False
+
+    def _may_have_start_times(self) -> bool:
+        seconds = min(_START_TIMES_S * self._actions, _START_TIMES_SQUARED_S * self._actions**2)
+        return self._actions <= MAX_ACTIONS and seconds <= self._clock.work_left()
 
     def _round(self) -> bool:
         """Try one guess; whether there is anything left to try."""
-        limits, model = self._limits, self._model
-        if self._is_small and not self._whole and self._proved > self._best_ms * (1 - _SHARES_UNTIL):
+        if not self._whole and self.bound_ms > self._best_ms * (1 - _SHARES_UNTIL) and self._may_have_start_times():
             self._make_whole()
-        guess = float("inf")
+        guess, last = float("inf"), True
         if self._best_ms < float("inf"):
-            guess = self._guess()
-            model.cut_off(guess, heuristics=self._has_all_paths)
-        decision, bound, complete = model.solve(
-            None, 0.0, self._clock.remaining(), max(1, int(limits.node_limit * limits.effort))
-        )
-        self._proved = max(self._proved, min(bound * (1 - _ROUNDING), guess))
-        if decision is None:
-            if complete and guess == float("inf"):
-                self._proved = float("inf")
-            return complete and guess < float("inf")
-        return self._shares(model.times()) if not self._whole else self._units(decision, complete)
+            guess, last = self._guess()
+            self._model.cut_off(guess, heuristics=self._has_all_paths)
+        nodes = max(1, int(self._limits.node_limit * self._limits.effort))
+        decision, bound, complete = self._model.solve(self._clock, nodes, share=1.0 if last else _CALL_SHARE)
+        before = self.bound_ms
+        self.bound_ms = max(before, min(bound * (1 - _ROUNDING), guess))
+        if decision is not None:
+            self._step = 0
+            return self._shares(self._model.times()) if not self._whole else self._units(decision)
+        if complete:
+            self._step = 0
+            if guess == float("inf"):
+                self.bound_ms = float("inf")
+            return guess < float("inf")
+        # Not decided: a guess closer to the bound is refuted sooner.
+        self._step += 1
+        self._held = 0.0
+        return not last and self._step < len(_STEPS)
 
     def _shares(self, times: tuple[Times, Times, Times | None]) -> bool:
         """Learn from an answer whose options are shares of units."""
         wanted = self._model.step_ms()
-        found = self._offer(tuple(self._model.rounded_split()))
+        found = None if self._clock.proving else self._offer(tuple(self._model.rounded_split()))
         if found is not None and found[1] < self._best_ms:
             self._best, self._best_ms = found
         real = float(simulated_ms(self._problem, *times)[0])
-        if real <= wanted * (1 + _SAME_TIME):
-            self._make_whole()
-            return True
-        return self._learn(times)
+        if real > wanted * (1 + _SAME_TIME):
+            return self._learn(times)
+        if self._actions <= MAX_ACTIONS and not self._may_have_start_times():
+            return False
+        self._make_whole()
+        return True
 
     def _make_whole(self) -> None:
         self._let_vary(False)
-        if self._is_small:
+        if self._actions <= MAX_ACTIONS:
             # Start times hold all paths; the rows of single ones would only be in the way.
             self._model = CountModel(self._problem, self._limits, self._solver)
             self._model.add_start_times()
             self._has_all_paths = True
 
-    def _units(self, decision: Decision, complete: bool) -> bool:
+    def _units(self, decision: Decision) -> bool:
         """Learn from an answer with whole units."""
         over = over_limit(self._problem, decision)
         for stage in over:
-            self._model.exclude(decision, stage, self._excluded)
-            self._excluded += 1
+            self._model.exclude(decision, stage)
         times = (*virtual_stage_times(self._problem, decision), virtual_stage_weights(self._problem, decision))
         real = float(simulated_ms(self._problem, *times)[0])
         progress = bool(over)
-        if not over and real < self._best_ms and (complete or not self._clock.expired()):
-            self._best, self._best_ms, progress = decision, real, True
+        if not over and real < self._best_ms:
+            self._best_ms, progress = real, True
+            if not self._clock.proving:
+                self._best = decision
         forward, backward = np.array(times[0]), np.array(times[1])
         weight = None if times[2] is None else np.array(times[2])
         return self._learn((forward, backward, weight)) or progress

@@ -91,9 +91,9 @@ class GroupModel:
         backward = [max(0.0, float(var.x)) * self._unit for var in self._backward]
         return float(self._step.x) * self._unit, forward, backward
 
-    def solve(self, seconds: float, nodes: int) -> tuple[Bounds | None, float, bool]:
+    def solve(self, clock: Clock, nodes: int) -> tuple[Bounds | None, float, bool]:
         """The best split found or `None`, a lower bound in milliseconds, and whether the solver ended by itself."""
-        answer = optimize(self.model, seconds, nodes)
+        answer = optimize(self.model, clock, nodes)
         bound = answer.bound * self._unit
         if not answer.has_solution:
             return None, bound, answer.complete
@@ -109,7 +109,7 @@ def prove(
     limits: SolveLimits,
     clock: Clock,
     solver: str | None = None,
-) -> tuple[float, bool]:
+) -> float:
     """Lower bound on the step time of every split of the given groups; improves the search's best split on the way.
 
     Args:
@@ -117,29 +117,29 @@ def prove(
         search: holds the best split so far.
         pool: known paths; violated ones are added.
         limits: gap, nodes and seed.
-        clock: the last resort.
+        clock: counts the work, and ends it.
         solver: name of the solver, for tests.
 
     Returns:
-        The bound, at most the best step time, and whether the wall clock ended the proof.
+        The bound, at most the best step time.
     """
     proved = 0.0
     for _ in range(_ROUNDS):
         best = search.best_time
         target = best * (1 - _ROUNDING)
-        survivors = eliminate(survivors, pool, target)
+        survivors = eliminate(survivors, pool, target, clock)
         if not len(survivors):
-            return target, False
-        if clock.expired():
-            return proved, True
+            return target
+        if clock.ends():
+            return proved
         model = GroupModel(pool.problem, survivors, limits, solver)
         for path in pool.paths:
             model.add_path(path)
         relaxed = _tighten(model, search, pool, clock)
         proved = max(proved, min(target, relaxed * (1 - _ROUNDING)))
         if proved >= best * (1 - limits.accepted_gap):
-            return proved, False
-        split, bound, complete = model.solve(clock.remaining(), limits.node_limit)
+            return proved
+        split, bound, _ = model.solve(clock, limits.node_limit)
         proved = max(proved, min(target, bound * (1 - _ROUNDING)))
         grown = False
         if split is not None:
@@ -148,13 +148,11 @@ def prove(
             assert times is not None
             grown = pool.separate(*times)
         if proved >= search.best_time * (1 - limits.accepted_gap):
-            return proved, False
-        if not complete and clock.expired():
-            return proved, True
+            return proved
         if not grown and search.best_time >= best:
-            # A limit other than the clock ended the solver, and there is nothing to add: more rounds would repeat it.
-            return proved, False
-    return proved, False
+            # A limit ended the solver, and there is nothing to add: more rounds would repeat it.
+            return proved
+    return proved
 
 
 def _tighten(model: GroupModel, search: SplitSearch, pool: PathPool, clock: Clock) -> float:

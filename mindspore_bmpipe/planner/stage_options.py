@@ -78,6 +78,11 @@ class StageOptions:
             self._units_before[unit + 1] = self._units_before[unit]
             self._units_before[unit + 1, index] += 1
 
+    @property
+    def listed(self) -> int:
+        """Choices made so far, those looked up again not counted."""
+        return len(self._choices)
+
     def segments(self, low: int, high: int) -> tuple[tuple[int, int], ...]:
         """(run, units of it) in [low, high)."""
         units = self._units_before[high] - self._units_before[low]
