@@ -14,7 +14,7 @@ from mindspore.graph.api import _cell_graph_executor
 _counter = itertools.count()
 
 
-class _JointStep(nn.Cell):
+class JointStep(nn.Cell):
     """Loss and gradients of all trainable weights of a network, as one graph."""
 
     def __init__(self, network: nn.Cell) -> None:
@@ -37,7 +37,7 @@ def joint_graph_bytes(network: nn.Cell, inputs: tuple[Any, ...]) -> bytes:
     Raises:
         Exception: whatever MindSpore's front end raises; the caller explains it.
     """
-    step = _JointStep(network)
+    step = JointStep(network)
     phase = f"export.mindspore_bmpipe_{next(_counter)}"
     full_phase = None
     try:
