@@ -195,17 +195,14 @@ def _with_degrees(graph: CellGraph, config: Config) -> Config:
                 "with the costs of one device"
             )
         return config
-    degrees = {
-        "data_parallel": graph.sharding.data_parallel,
-        "tensor_parallel": graph.sharding.tensor_parallel,
-    }
-    for key, degree in degrees.items():
+    data_parallel, tensor_parallel = graph.sharding.data_parallel, graph.sharding.tensor_parallel
+    for key, degree in (("data_parallel", data_parallel), ("tensor_parallel", tensor_parallel)):
         if getattr(config, key) not in (None, degree):
             raise InputError(
                 f"config: {key}: {getattr(config, key)}, but {graph.name} was traced for {degree}; leave it out, or "
                 f"trace again with --sharded --{key.replace('_', '-')} {getattr(config, key)}"
             )
-    return replace(config, **degrees)
+    return replace(config, data_parallel=data_parallel, tensor_parallel=tensor_parallel)
 
 
 def input_sizes(graph: CellGraph, config: Config) -> dict[str, int]:

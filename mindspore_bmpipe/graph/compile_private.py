@@ -24,6 +24,7 @@ class JointStep(nn.Cell):
         self.gradient = ops.GradOperation(get_by_list=True)
 
     def construct(self, *inputs: Any) -> Any:
+        """Return the loss and the gradients of all trainable weights."""
         return self.network(*inputs), self.gradient(self.network, self.weights)(*inputs)
 
     def init_parameters_data(self, *_: Any, **__: Any) -> dict[str, Any]:

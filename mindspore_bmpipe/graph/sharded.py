@@ -82,6 +82,6 @@ def synchronisation_note(flat: FlatModule, synchronised: Sequence[Operation]) ->
             kind = flat.tensors[output].type
             volume += math.prod(kind.shape) * BYTES_PER_ELEMENT.get(kind.dtype, 4)
     return (
-        f"{len(synchronised)} sums of weight gradients over ranks ({volume} bytes) are no part of the times: a pipeline "
-        "makes them once a step, after the last micro-batch",
+        f"{len(synchronised)} sums of weight gradients over ranks ({volume} bytes) are no part of the times: a "
+        "pipeline makes them once a step, after the last micro-batch",
     )

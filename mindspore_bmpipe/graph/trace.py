@@ -176,9 +176,7 @@ def _compile_at_sizes(
     except BmpipeError:
         raise
     except Exception as error:
-        raise InputError(
-            f"{name} does not compile for the given inputs: {str(error).strip()[:2000]}"
-        ) from error
+        raise InputError(f"{name} does not compile for the given inputs: {str(error).strip()[:2000]}") from error
 
 
 def _together(point: Mapping[str, int], ranks: int) -> dict[str, int]:

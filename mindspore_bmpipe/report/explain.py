@@ -115,7 +115,9 @@ def render_explanation(document: Mapping[str, Any]) -> str:
             for key in ("forward_sent_bytes", "backward_sent_bytes"):
                 parts.append(f"  {key:<21} {unit[key]}")
             for part in ("forward", "backward"):
-                parts.append(f"  {part + '_link_ms':<21} {unit[part + '_communication_ms']:.3f} of {unit[part + '_ms']:.3f}")
+                parts.append(
+                    f"  {part + '_link_ms':<21} {unit[part + '_communication_ms']:.3f} of {unit[part + '_ms']:.3f}"
+                )
         parts.append(f"  {'static_bytes':<21} {unit['static_bytes']}")
         rows = [
             (

@@ -12,7 +12,8 @@ from typing import Any
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.mindir import load_module
-from mindspore_bmpipe.graph.recorded import Trace, graph_of, recorded_trace
+from mindspore_bmpipe.graph.recorded import Trace, recorded_trace
+from mindspore_bmpipe.graph.sharded import sharded_parameters
 from mindspore_bmpipe.sources import importing_from_here
 from mindspore_bmpipe.verify.children import Rank, compile_ranks
 from mindspore_bmpipe.verify.jobs import Compile, cluster_size
@@ -91,8 +92,8 @@ def _parameters(source: str) -> set[str]:
 
 
 def _require_shares(source: str, recorded: Trace, sharding: Sharding) -> None:
-    parameters = graph_of(recorded).parameters.values()
-    if sharding.tensor_parallel > 1 and all(info.shares == 1 for info in parameters):
+    parameters = sharded_parameters(recorded.parameters, recorded.module.parameters)
+    if sharding.tensor_parallel > 1 and all(info.shares == 1 for info in parameters.values()):
         raise InputError(
             f"{source}: no weight is shared by the {sharding.tensor_parallel} tensor-parallel ranks, so each would "
             "run the whole network; set strategies with Primitive.shard in the factory, as "
