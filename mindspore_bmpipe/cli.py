@@ -15,6 +15,7 @@ from rich.console import Console
 from mindspore_bmpipe.config import Config, load_config
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
+from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.recorded import traced_file
 from mindspore_bmpipe.plan import load_plan, write_bytes_atomically, write_text_atomically
 from mindspore_bmpipe.planner import registered
@@ -29,10 +30,12 @@ from mindspore_bmpipe.subjects import settle
 from mindspore_bmpipe.verify.children import Rank
 from mindspore_bmpipe.verify.report import render_verification, verification_summary
 from mindspore_bmpipe.verify.run import verify
+from mindspore_bmpipe.verify.sharded import record_sharded
 
 _EPILOG = """\
 examples:
   bmpipe trace tools.examples.llama:factory --set size=7b -o llama.mindir
+  bmpipe trace tools.examples.llama_sharded:factory --set size=7b --sharded --tensor-parallel 8 -o llama_tp8.mindir
   bmpipe explain llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe plan llama.mindir -c configs/pipelines/llama_7b_910b.yaml -o plan.json
   bmpipe simulate plan.json --trace step.trace.json --html step.html
@@ -77,6 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("factory", metavar="pkg.module:factory", help="function that returns (network, inputs)")
     trace.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help=_SET_HELP)
     trace.add_argument("-o", "--output", required=True, metavar="FILE", help="the .mindir file to write")
+    trace.add_argument(
+        "--sharded", action="store_true",
+        help="trace one rank of a network with strategies, as MindSpore's Ascend front end compiles it: shapes of one "
+        "device, with collectives",
+    )  # fmt: skip
+    trace.add_argument("--data-parallel", type=int, metavar="D", help="with --sharded: ranks that share a micro-batch")
+    trace.add_argument("--tensor-parallel", type=int, metavar="T", help="with --sharded: ranks that share each layer")
+    trace.add_argument("--time-limit", type=float, metavar="S", help="with --sharded: seconds that compiling may take")
 
     plan = _command(commands, "plan", _run_plan, "find the fastest plan that fits in memory")
     _source_arguments(plan, config_required=True)
@@ -152,15 +163,35 @@ def _run_trace(options: argparse.Namespace, console: Console) -> int:
     if not is_factory(options.factory):
         raise InputError(f"{options.factory}: write pkg.module:factory, for example tools.examples.llama:factory")
     settings = parse_settings(options.settings)
+    sharding = _sharding(options)
     _require_writable(options.output)
     with console.status(f"tracing {options.factory}"):
-        recorded = record_factory(options.factory, settings)
-        write_bytes_atomically(options.output, traced_file(recorded))
+        if sharding is None:
+            recorded = record_factory(options.factory, settings)
+            data = traced_file(recorded)
+        else:
+            recorded, data = record_sharded(options.factory, settings, sharding, options.time_limit)
+        write_bytes_atomically(options.output, data)
     for note in recorded.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     sizes = ", ".join(f"{name} = {value}" for name, value in recorded.base.items())
     console.print(f"wrote {options.output}: {recorded.name}, {sizes or 'fixed sizes'}", markup=False, highlight=False)
     return 0
+
+
+def _sharding(options: argparse.Namespace) -> Sharding | None:
+    degrees = {"--data-parallel": options.data_parallel, "--tensor-parallel": options.tensor_parallel}
+    if not options.sharded:
+        given = [name for name, value in {**degrees, "--time-limit": options.time_limit}.items() if value is not None]
+        if given:
+            raise InputError(f"{', '.join(given)}: only with --sharded")
+        return None
+    for name, value in degrees.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name} {value}: give a number of ranks above 0")
+    if options.time_limit is not None and not options.time_limit > 0:
+        raise InputError(f"--time-limit {options.time_limit}: give a number of seconds above 0")
+    return Sharding(options.data_parallel or 1, options.tensor_parallel or 1)
 
 
 def _run_plan(options: argparse.Namespace, console: Console) -> int:

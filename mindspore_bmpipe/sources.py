@@ -98,7 +98,7 @@ def record_factory(source: str, settings: Mapping[str, Any]) -> Trace:
     network, inputs = build_factory(source, settings)
     # MindSpore is imported only where a network is built: layer tables are planned without it.
     trace = importlib.import_module("mindspore_bmpipe.graph.trace")
-    with _importing_from_here():
+    with importing_from_here():
         recorded: Trace = trace.record(network, *inputs)
         return recorded
 
@@ -110,7 +110,7 @@ def build_factory(source: str, settings: Mapping[str, Any]) -> tuple[Any, tuple[
         InputError: the module or function does not exist, fails, or returns something else.
     """
     module_name, _, function_name = source.partition(":")
-    with _importing_from_here():
+    with importing_from_here():
         try:
             factory = getattr(importlib.import_module(module_name), function_name)
         except ImportError as error:
@@ -156,7 +156,7 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _importing_from_here() -> Iterator[None]:
+def importing_from_here() -> Iterator[None]:
     """Factories are found in the working folder, as ``python -m`` finds modules."""
     here = os.getcwd()
     added = here not in sys.path

@@ -162,13 +162,7 @@ def resolve_config(graph: CellGraph, config: Config) -> tuple[Config, Hardware, 
         InputError: parallel degrees that this version does not model, or unknown hardware.
     """
     notes = []
-    for key in ("tensor_parallel", "expert_parallel", "context_parallel"):
-        degree = getattr(config, key)
-        if degree is not None and degree > 1:
-            raise InputError(
-                f"config: {key}: {degree} is not modelled for networks by this version, only for layer tables; leave "
-                "it out, or give a layer table with the costs of one device"
-            )
+    config = _with_degrees(graph, config)
     name = config.hardware
     if name is None:
         name = DEFAULT_HARDWARE
@@ -184,10 +178,38 @@ def resolve_config(graph: CellGraph, config: Config) -> tuple[Config, Hardware, 
     return replace(config, hardware=name, memory_limit=limit), hardware, notes
 
 
+def _with_degrees(graph: CellGraph, config: Config) -> Config:
+    """Settings with the parallel degrees that a sharded graph was compiled for."""
+    for key in ("expert_parallel", "context_parallel"):
+        degree = getattr(config, key)
+        if degree is not None and degree > 1:
+            raise InputError(
+                f"config: {key}: {degree} is not modelled for networks by this version, only for layer tables; leave "
+                "it out, or give a layer table with the costs of one device"
+            )
+    if graph.sharding is None:
+        if (config.tensor_parallel or 1) > 1:
+            raise InputError(
+                f"config: tensor_parallel: {config.tensor_parallel}, but {graph.name} was traced whole, so nothing "
+                "says what each rank would run; use trace --sharded and give the file it writes, or a layer table "
+                "with the costs of one device"
+            )
+        return config
+    data_parallel, tensor_parallel = graph.sharding.data_parallel, graph.sharding.tensor_parallel
+    for key, degree in (("data_parallel", data_parallel), ("tensor_parallel", tensor_parallel)):
+        if getattr(config, key) not in (None, degree):
+            raise InputError(
+                f"config: {key}: {getattr(config, key)}, but {graph.name} was traced for {degree}; leave it out, or "
+                f"trace again with --sharded --{key.replace('_', '-')} {getattr(config, key)}"
+            )
+    return replace(config, data_parallel=data_parallel, tensor_parallel=tensor_parallel)
+
+
 def input_sizes(graph: CellGraph, config: Config) -> dict[str, int]:
     """Value of every symbol of the graph on one device.
 
     Inputs are traced at the size of a micro-batch over all data-parallel ranks; ``micro_batch_size`` is that of one.
+    In a sharded graph the symbol counts the samples of one rank.
 
     Raises:
         InputError: a size that the graph has fixed, or a batch that the ranks cannot share evenly.
@@ -206,7 +228,7 @@ def input_sizes(graph: CellGraph, config: Config) -> dict[str, int]:
                 )
             continue
         sizes[name] = int(value)
-    ranks = config.data_parallel or 1
+    ranks = 1 if graph.sharding is not None else config.data_parallel or 1
     if config.micro_batch_size is None and BATCH in sizes and ranks > 1:
         if sizes[BATCH] % ranks:
             raise InputError(
@@ -288,7 +310,7 @@ def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
 
 def stage_link(hardware: Hardware, config: Config) -> Link:
     """Stages talk inside a node only when all of them fit in one."""
-    devices = (config.stages or 1) * (config.data_parallel or 1)
+    devices = (config.stages or 1) * (config.data_parallel or 1) * (config.tensor_parallel or 1)
     return hardware.intra_node if devices <= hardware.devices_per_node else hardware.inter_node
 
 
@@ -298,7 +320,8 @@ def _fixed_size(graph: CellGraph, name: str) -> int | None:
     for tensor in graph.inputs:
         shape = graph.tensors[tensor].type.shape
         if len(shape) > axis and isinstance(shape[axis], int):
-            return int(shape[axis])
+            ranks = graph.sharding.data_parallel if graph.sharding is not None and name == BATCH else 1
+            return int(shape[axis]) // ranks
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,6 +32,13 @@ class Link:
         """Time to send ``size_bytes`` from one device to another (alpha-beta model)."""
         return self.latency_ms + size_bytes / self.pair_bytes_per_ms
 
+    def group_bytes_per_ms(self, ranks: int) -> float:
+        """Bytes per millisecond that each of ``ranks`` devices, at least 2, sends to all others together.
+
+        In a mesh of separate links a small group reaches only as many links as it has partners.
+        """
+        return min(self.bandwidth_bytes_per_ms, (ranks - 1) * self.pair_bytes_per_ms)
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -53,6 +60,11 @@ class Hardware:
     """Between nodes."""
     devices_per_node: int
     """Devices of one node."""
+
+    def link_of(self, ranks: Sequence[int]) -> Link:
+        """Slowest connection among ranks, which fill up node after node."""
+        nodes = {rank // self.devices_per_node for rank in ranks}
+        return self.intra_node if len(nodes) == 1 else self.inter_node
 
     def rate(self, engine: str, dtype: str) -> float:
         """Achievable flops per millisecond of an engine (``matmul`` or ``vector``) for a tensor type."""

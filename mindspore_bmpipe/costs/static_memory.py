@@ -27,7 +27,7 @@ class StaticSettings:
 
 
 def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
-    """Bytes of one weight, its gradient and Adam state on one device.
+    """Bytes of one weight, or of one rank's share of it, its gradient and Adam state on one device.
 
     At levels 1 and 2 every rank holds its share and, from the first use to the end of the step, the gathered weight;
     at level 3 the gathered weight lives only while it is used. Shares are rounded up to whole elements.
@@ -37,6 +37,7 @@ def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     count = 1
     for length in parameter.type.shape:
         count *= length
+    count = -(-count // parameter.shares)
     if not parameter.trainable:
         return count * size
     ranks = settings.data_parallel

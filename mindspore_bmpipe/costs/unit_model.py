@@ -17,7 +17,7 @@ from mindspore_bmpipe.costs.graph_index import GraphIndex
 from mindspore_bmpipe.costs.hardware import Hardware
 from mindspore_bmpipe.costs.polynomial import Basis
 from mindspore_bmpipe.costs.rules import VIEWS, work_of
-from mindspore_bmpipe.costs.rules.base import Engine, OperationView, argument_values, size_bytes
+from mindspore_bmpipe.costs.rules.base import Engine, OperationView, Work, argument_values, size_bytes
 from mindspore_bmpipe.graph.cell_graph import Operation, Phase, read_tensors
 from mindspore_bmpipe.graph.units import Unit
 
@@ -40,6 +40,10 @@ class ModelOperation:
     """Storages read, as a bit mask."""
     writes: int
     """Storages made, as a bit mask."""
+    ranks: tuple[int, ...] = ()
+    """Ranks it exchanges data with, itself included; empty for all but collectives."""
+    rounds: int = 0
+    """Messages that it sends one after the other."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class UnitModel:
     """Flops of every operation, shape (operations, monomials)."""
     bytes_moved: NDArray[np.float64]
     """Bytes read and written by every operation, shape (operations, monomials)."""
+    sent_bytes: NDArray[np.float64]
+    """Bytes that every operation sends to other ranks, shape (operations, monomials)."""
     sizes: NDArray[np.float64]
     """Bytes of every storage, shape (storages, monomials)."""
     storage_names: tuple[str, ...]
@@ -74,7 +80,11 @@ class UnitModel:
     """Results of backward that nothing reads: gradients of weights, added to their buffers at once."""
 
     def operation_ms(self, hardware: Hardware, sizes: Mapping[str, int]) -> NDArray[np.float64]:
-        """Time of every operation: the larger of arithmetic and memory time, plus the launch (roofline model)."""
+        """Time of every operation, shape (operations,).
+
+        The largest of arithmetic, memory and link time, plus the launch (roofline model). Nothing runs beside a
+        collective.
+        """
         values = self.basis.values(sizes)
         flops, moved = self.flops @ values, self.bytes_moved @ values
         rates = np.array(
@@ -84,7 +94,19 @@ class UnitModel:
             ]
         )
         busy = np.maximum(flops / rates, moved / hardware.bytes_per_ms)
+        busy = np.maximum(busy, self.link_ms(hardware, sizes))
         return np.where(busy > 0, busy + hardware.launch_ms, 0.0)
+
+    def link_ms(self, hardware: Hardware, sizes: Mapping[str, int]) -> NDArray[np.float64]:
+        """Time that every operation exchanges data with other ranks (alpha-beta model), shape (operations,)."""
+        sent = self.sent_bytes @ self.basis.values(sizes)
+        times = np.zeros(len(self.operations))
+        for number, operation in enumerate(self.operations):
+            if operation.rounds:
+                link = hardware.link_of(operation.ranks)
+                rate = link.group_bytes_per_ms(len(operation.ranks))
+                times[number] = operation.rounds * link.latency_ms + sent[number] / rate
+        return times
 
     @property
     def forward_flops(self) -> NDArray[np.float64]:
@@ -157,13 +179,15 @@ class _Builder:
         operations: list[ModelOperation] = []
         flops: list[tuple[tuple[int, float], ...]] = []
         moved: list[tuple[tuple[int, float], ...]] = []
+        sent: list[tuple[tuple[int, float], ...]] = []
         forward_count = 0
         for position in (*self._unit.forward, *self._unit.backward):
             operation = graph.operations[position]
             if operation.primitive in VIEWS:
                 continue
             work = work_of(self._view(operation), self._assume_elementwise)
-            operations.append(self._operation(operation, work.engine))
+            operations.append(self._operation(operation, work))
+            sent.append(self._basis.terms(work.traffic.sent_bytes if work.traffic else 0))
             flops.append(self._basis.terms(work.flops))
             moved.append(self._basis.terms(work.read_bytes + work.written_bytes))
             forward_count += operation.phase is Phase.FORWARD
@@ -174,22 +198,25 @@ class _Builder:
             forward_count=forward_count,
             flops=self._basis.matrix(flops),
             bytes_moved=self._basis.matrix(moved),
+            sent_bytes=self._basis.matrix(sent),
             sizes=self._basis.matrix(self._sizes),
             storage_names=tuple(self._name(storage) for storage in self._local),
             **masks,
         )
 
-    def _operation(self, operation: Operation, engine: Engine) -> ModelOperation:
+    def _operation(self, operation: Operation, work: Work) -> ModelOperation:
         tensors = self._index.graph.tensors
         kinds = [tensors[t].type.dtype for t in (*operation.outputs, *read_tensors(operation))]
         return ModelOperation(
             primitive=operation.primitive,
             phase=operation.phase,
             cell=_relative_cell(operation.cell, self._unit.cells),
-            engine=engine,
+            engine=work.engine,
             dtype=kinds[0] if kinds else "float32",
             reads=self._mask(read_tensors(operation)),
             writes=self._mask(operation.outputs),
+            ranks=work.traffic.ranks if work.traffic else (),
+            rounds=work.traffic.rounds if work.traffic else 0,
         )
 
     def _view(self, operation: Operation) -> OperationView:

@@ -89,6 +89,23 @@ class ParameterInfo:
     """Shape and element type."""
     trainable: bool
     """Whether the step computes its gradient."""
+    shares: int = 1
+    """Equal parts that tensor-parallel ranks hold of it, one each; ``type`` is the whole weight."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Ranks that a graph was compiled for; every shape in it is then that of one of them."""
+
+    data_parallel: int
+    """Ranks that share the samples of a micro-batch, at least 1."""
+    tensor_parallel: int
+    """Ranks that share the operations on each sample, at least 1."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.data_parallel * self.tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,8 @@ class CellGraph:
     """What a reader should know: axes that the network has baked in, cells without reuse."""
     has_backward: bool
     """Whether backward operations are real; if not, they must be derived by rule."""
+    sharding: Sharding | None = None
+    """Ranks that share the network; ``None`` where all shapes are those of the whole network."""
 
 
 def tensor_arguments(argument: Argument) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from mindspore.graph.api import _cell_graph_executor
 _counter = itertools.count()
 
 
-class _JointStep(nn.Cell):
+class JointStep(nn.Cell):
     """Loss and gradients of all trainable weights of a network, as one graph."""
 
     def __init__(self, network: nn.Cell) -> None:
@@ -24,6 +24,7 @@ class _JointStep(nn.Cell):
         self.gradient = ops.GradOperation(get_by_list=True)
 
     def construct(self, *inputs: Any) -> Any:
+        """Return the loss and the gradients of all trainable weights."""
         return self.network(*inputs), self.gradient(self.network, self.weights)(*inputs)
 
     def init_parameters_data(self, *_: Any, **__: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def joint_graph_bytes(network: nn.Cell, inputs: tuple[Any, ...]) -> bytes:
     Raises:
         Exception: whatever MindSpore's front end raises; the caller explains it.
     """
-    step = _JointStep(network)
+    step = JointStep(network)
     phase = f"export.mindspore_bmpipe_{next(_counter)}"
     full_phase = None
     try:

@@ -11,12 +11,13 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo
+from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo, Sharding
 from mindspore_bmpipe.graph.inline import build_cell_graph, inline_module
 from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module, with_metadata
+from mindspore_bmpipe.graph.sharded import sharded_parameters, synchronisation_note, without_synchronisation
 from mindspore_bmpipe.graph.symbols import Mismatch, symbolic_module
 
 TRACE_FORMAT = "bmpipe-trace/1"
@@ -42,6 +43,8 @@ class Trace:
     """What a reader should know."""
     module: Module
     """The graphs decoded and solved for the symbols."""
+    sharding: Sharding | None = None
+    """Ranks that the graphs were compiled for; ``None`` if for one device that runs everything."""
 
 
 def solved_module(modules: Sequence[Module], sizes: Sequence[Mapping[str, int]]) -> Module:
@@ -57,7 +60,14 @@ def graph_of(recorded: Trace) -> CellGraph:
     """Build the graph of a recorded trace."""
     flat = inline_module(recorded.module, recorded.cells)
     symbols = dict(recorded.base) if len(recorded.graphs) > 1 else {}
-    return build_cell_graph(recorded.name, flat, recorded.cells, dict(recorded.parameters), symbols, recorded.notes)
+    parameters = dict(recorded.parameters)
+    if recorded.sharding is None:
+        return build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, recorded.notes)
+    flat, synchronised = without_synchronisation(flat)
+    parameters = sharded_parameters(parameters, recorded.module.parameters)
+    notes = (*recorded.notes, *synchronisation_note(flat, synchronised))
+    graph = build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, notes)
+    return replace(graph, sharding=recorded.sharding)
 
 
 def traced_file(recorded: Trace) -> bytes:
@@ -72,6 +82,9 @@ def traced_file(recorded: Trace) -> bytes:
             [info.name, list(info.type.shape), info.type.dtype, info.trainable] for info in recorded.parameters.values()
         ],
         "notes": list(recorded.notes),
+        "sharding": None
+        if recorded.sharding is None
+        else [recorded.sharding.data_parallel, recorded.sharding.tensor_parallel],
         "graphs": [base64.b64encode(zlib.compress(data)).decode() for data in recorded.graphs[1:]],
     }
     return with_metadata(recorded.graphs[0], json.dumps(document))
@@ -104,6 +117,7 @@ def recorded_trace(data: bytes, module: Module, where: str) -> Trace:
                 for name, shape, dtype, trainable in document["parameters"]
             },
             notes=tuple(document["notes"]),
+            sharding=Sharding(*document["sharding"]) if document.get("sharding") else None,
         )
     except (KeyError, TypeError, ValueError, binascii.Error, zlib.error, Mismatch) as error:
         raise InputError(f"{where}: the trace stored in it is damaged ({error!r}); {remedy}") from error

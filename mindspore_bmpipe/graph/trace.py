@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mindspore
@@ -10,7 +11,7 @@ import numpy as np
 from mindspore import nn
 
 from mindspore_bmpipe.errors import BmpipeError, InputError
-from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo
+from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo, Sharding
 from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import compiled_once, joint_graph_bytes, training_flags
 from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module
@@ -20,6 +21,9 @@ from mindspore_bmpipe.graph.trace_axes import BATCH, SEQUENCE
 
 Axes = Mapping[str, Sequence[tuple[int, int]]]
 """Symbol name -> places it stands for: (index of the input, axis)."""
+
+Compiler = Callable[[tuple[Any, ...]], bytes]
+"""Inputs of a network -> MindIR of its joint graph."""
 
 
 def trace(network: nn.Cell, *inputs: Any, symbols: Axes | None = None) -> CellGraph:
@@ -40,16 +44,59 @@ def trace(network: nn.Cell, *inputs: Any, symbols: Axes | None = None) -> CellGr
 
 def record(network: nn.Cell, *inputs: Any, symbols: Axes | None = None) -> Trace:
     """Like :func:`trace`, but return what is needed to build the graph again later or elsewhere."""
+    _require_trainable(network)
+    with preserved_state(network), training_flags(network):
+        keys = structural_keys(network)
+
+        def compile_joint(sized: tuple[Any, ...]) -> bytes:
+            with compiled_once(network, keys):
+                return joint_graph_bytes(network, sized)
+
+        return record_compiled(network, inputs, compile_joint, symbols)
+
+
+def record_compiled(
+    network: nn.Cell,
+    inputs: Sequence[Any],
+    compile_joint: Compiler,
+    symbols: Axes | None = None,
+    sharding: Sharding | None = None,
+) -> Trace:
+    """Record what a compiler makes of a network at several sizes of its inputs.
+
+    Args:
+        network: as in :func:`trace`.
+        inputs: as in :func:`trace`.
+        compile_joint: compiles the network for inputs of other sizes.
+        symbols: as in :func:`trace`.
+        sharding: ranks that the compiler compiles for. The symbol ``b`` then counts the samples of one of the
+            data-parallel ranks, which is what the shapes of one device depend on.
+
+    Raises:
+        InputError: as :func:`trace`, or data-parallel ranks that cannot share the batch evenly.
+    """
+    _require_trainable(network)
+    axes = default_axes(inputs) if symbols is None else symbols
+    base = {name: int(inputs[places[0][0]].shape[places[0][1]]) for name, places in axes.items()}
+    ranks = 1 if sharding is None else sharding.data_parallel
+    if BATCH in base:
+        if base[BATCH] % ranks:
+            raise InputError(
+                f"the factory's batch of {base[BATCH]} cannot be shared evenly by {ranks} data-parallel ranks; give a "
+                "batch for all of them together (--set batch=...)"
+            )
+        base[BATCH] //= ranks
+    cells, parameters = describe_cells(network)
+    graphs, sizes, module, notes = _compile_at_sizes(type(network).__name__, inputs, axes, base, ranks, compile_joint)
+    recorded = Trace(type(network).__name__, graphs, sizes, base, cells, parameters, tuple(notes), module)
+    return replace(recorded, sharding=sharding)
+
+
+def _require_trainable(network: nn.Cell) -> None:
     if not isinstance(network, nn.Cell):
         raise InputError(f"the network must be a mindspore.nn.Cell, got {type(network).__name__}")
     if not network.trainable_params():
         raise InputError(f"{type(network).__name__} has no trainable weight, so there is no training step to plan")
-    axes = default_axes(inputs) if symbols is None else symbols
-    base = {name: int(inputs[places[0][0]].shape[places[0][1]]) for name, places in axes.items()}
-    cells, parameters = describe_cells(network)
-    with preserved_state(network), training_flags(network):
-        graphs, sizes, module, notes = _compile_at_sizes(network, inputs, axes, base)
-    return Trace(type(network).__name__, graphs, sizes, base, cells, parameters, tuple(notes), module)
 
 
 def default_axes(inputs: Sequence[Any]) -> dict[str, list[tuple[int, int]]]:
@@ -98,17 +145,19 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _compile_at_sizes(
-    network: nn.Cell, inputs: tuple[Any, ...], axes: Axes, base: dict[str, int]
+    name: str, inputs: Sequence[Any], axes: Axes, base: dict[str, int], ranks: int, compile_joint: Compiler
 ) -> tuple[tuple[bytes, ...], tuple[Mapping[str, int], ...], Module, list[str]]:
-    """Compile at as many sizes as the symbols need, giving up symbols that the network has baked in."""
+    """Compile at as many sizes as the symbols need, giving up symbols that the network has baked in.
+
+    Sizes of the batch are those of one of ``ranks`` that share it.
+    """
     notes: list[str] = []
     varying = dict(axes)
-    keys = structural_keys(network)
     while varying:
         points = _probe_points({name: base[name] for name in varying})
         try:
-            graphs = tuple(_compile(network, _resized(inputs, varying, point), keys) for point in points)
-            module = solved_module([decode_module(data, type(network).__name__) for data in graphs], points)
+            graphs = tuple(compile_joint(_resized(inputs, varying, _together(point, ranks))) for point in points)
+            module = solved_module([decode_module(data, name) for data in graphs], points)
         except BmpipeError:
             raise
         except Exception as error:  # MindSpore raises many types when a size does not fit the network
@@ -122,19 +171,17 @@ def _compile_at_sizes(
             continue
         return graphs, tuple(points), module, notes
     try:
-        graph = _compile(network, inputs, keys)
-        return (graph,), ({},), decode_module(graph, type(network).__name__), notes
+        graph = compile_joint(tuple(inputs))
+        return (graph,), ({},), decode_module(graph, name), notes
     except BmpipeError:
         raise
     except Exception as error:
-        raise InputError(
-            f"{type(network).__name__} does not compile for the given inputs: {str(error).strip()[:2000]}"
-        ) from error
+        raise InputError(f"{name} does not compile for the given inputs: {str(error).strip()[:2000]}") from error
 
 
-def _compile(network: nn.Cell, inputs: tuple[Any, ...], keys: Mapping[str, str]) -> bytes:
-    with compiled_once(network, keys):
-        return joint_graph_bytes(network, inputs)
+def _together(point: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Sizes of the inputs of all ranks, given those of one."""
+    return {name: size * ranks if name == BATCH else size for name, size in point.items()}
 
 
 def _probe_points(base: Mapping[str, int]) -> list[dict[str, int]]:
@@ -156,7 +203,7 @@ def _probe_points(base: Mapping[str, int]) -> list[dict[str, int]]:
     return points
 
 
-def _resized(inputs: tuple[Any, ...], axes: Axes, sizes: Mapping[str, int]) -> tuple[Any, ...]:
+def _resized(inputs: Sequence[Any], axes: Axes, sizes: Mapping[str, int]) -> tuple[Any, ...]:
     shapes = {index: list(item.shape) for index, item in enumerate(inputs) if isinstance(item, mindspore.Tensor)}
     for name, places in axes.items():
         for index, axis in places:

@@ -48,6 +48,7 @@ def explain(
                 "static_bytes": fixed,
                 "forward_ms": numbers.forward_ms,
                 "backward_ms": numbers.backward_ms,
+                **_communication_ms(model, hardware, sizes),
                 "options": [
                     {
                         "name": option.name,
@@ -82,10 +83,21 @@ def unit_expressions(model: UnitModel, hardware: Hardware) -> dict[str, Any]:
         "backward_flops": basis.expression(model.backward_flops),
         "forward_bytes_moved": basis.expression(model.bytes_moved[:forward].sum(axis=0)),
         "backward_bytes_moved": basis.expression(model.bytes_moved[forward:].sum(axis=0)),
+        "forward_sent_bytes": basis.expression(model.sent_bytes[:forward].sum(axis=0)),
+        "backward_sent_bytes": basis.expression(model.sent_bytes[forward:].sum(axis=0)),
         "forward_time_ms": _time(model, hardware, slice(0, forward)),
         "backward_time_ms": _time(model, hardware, slice(forward, None)),
         "saved_bytes": basis.expression(plain.saved),
         "working_set_bytes": _largest([basis.expression(row) for row in plain.working_set]),
+    }
+
+
+def _communication_ms(model: UnitModel, hardware: Hardware, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Part of the times in which the unit exchanges data with other ranks of its stage."""
+    times = model.link_ms(hardware, sizes)
+    return {
+        "forward_communication_ms": float(times[: model.forward_count].sum()),
+        "backward_communication_ms": float(times[model.forward_count :].sum()),
     }
 
 
@@ -99,6 +111,13 @@ def render_explanation(document: Mapping[str, Any]) -> str:
         for key in ("forward_flops", "backward_flops", "forward_bytes_moved", "backward_bytes_moved", "saved_bytes",
                     "working_set_bytes", "forward_time_ms", "backward_time_ms"):  # fmt: skip
             parts.append(f"  {key:<21} {unit[key]}")
+        if unit["forward_communication_ms"] or unit["backward_communication_ms"]:
+            for key in ("forward_sent_bytes", "backward_sent_bytes"):
+                parts.append(f"  {key:<21} {unit[key]}")
+            for part in ("forward", "backward"):
+                parts.append(
+                    f"  {part + '_link_ms':<21} {unit[part + '_communication_ms']:.3f} of {unit[part + '_ms']:.3f}"
+                )
         parts.append(f"  {'static_bytes':<21} {unit['static_bytes']}")
         rows = [
             (
@@ -130,10 +149,21 @@ def _time(model: UnitModel, hardware: Hardware, part: slice) -> Any:
     plain = np.zeros(model.flops.shape[1])
     mixed: list[Any] = []
     launches = 0
-    for operation, flops, moved in zip(model.operations[part], model.flops[part], model.bytes_moved[part], strict=True):
+    rows = zip(model.operations[part], model.flops[part], model.bytes_moved[part], model.sent_bytes[part], strict=True)
+    for operation, flops, moved, sent in rows:
         if not flops.any() and not moved.any():
             continue
         launches += 1
+        if operation.rounds:
+            link = hardware.link_of(operation.ranks)
+            exchange = sent / link.group_bytes_per_ms(len(operation.ranks))
+            exchange[0] += operation.rounds * link.latency_ms
+            memory = moved / hardware.bytes_per_ms
+            if np.all(exchange >= memory):
+                plain += exchange
+            else:
+                mixed.append(sympy.Max(_rounded(basis, exchange), _rounded(basis, memory), evaluate=False))
+            continue
         arithmetic = flops / hardware.rate(operation.engine.value, operation.dtype) if flops.any() else flops
         memory = moved / hardware.bytes_per_ms
         if operation.engine is Engine.NONE or np.all(memory >= arithmetic):

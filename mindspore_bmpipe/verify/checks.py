@@ -47,7 +47,7 @@ def check_stage(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> 
     findings: list[Finding] = []
     notes: list[str] = []
     operations = repeated = 0
-    whole = ranks == len(expected.plan.stages)
+    typed = expected.has_types_of(ranks)
     planned = {chunk for own, chunk in expected.places if own == stage}
     for chunk in sorted(planned - set(rank.forward)):
         units = [expected.plan.units[unit].name for unit in expected.units_at((stage, chunk))]
@@ -55,8 +55,9 @@ def check_stage(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> 
     for chunk in sorted(rank.forward):
         place = (stage, chunk)
         matched = match_chunk(
-            rank, chunk, expected.identities, _arriving(expected, place, whole), _crossing(expected, whole), not whole
-        )
+            rank, chunk, expected.identities, _arriving(expected, place, typed), _crossing(expected, typed),
+            ranks != len(expected.plan.stages),
+        )  # fmt: skip
         findings.extend(_placement(expected, place, matched))
         findings.extend(_recompute(expected, place, matched))
         findings.extend(_weights(expected, place, matched))
@@ -68,9 +69,9 @@ def check_stage(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> 
     return CheckedStage(stage, operations, repeated, tuple(findings), compiled_order(rank), tuple(notes))
 
 
-def _arriving(expected: Expected, place: Place, whole: bool) -> list[Arriving]:
+def _arriving(expected: Expected, place: Place, typed: bool) -> list[Arriving]:
     found = [
-        Arriving(border.identity, expected.type_of(border.tensor) if whole else None)
+        Arriving(border.identity, expected.type_of(border.tensor) if typed else None)
         for border in {border.identity: border for border in expected.borders(place)}.values()
     ]
     weights = {identity: index for index, identity in expected.identities.of_tensor.items()}
@@ -78,14 +79,14 @@ def _arriving(expected: Expected, place: Place, whole: bool) -> list[Arriving]:
         if place[0] in weight.readers:
             identity = expected.identities.interned["weight", weight.name]
             assert identity in weights
-            found.append(Arriving(identity, weight.type if whole else None))
+            found.append(Arriving(identity, weight.type if typed else None))
     return found
 
 
-def _crossing(expected: Expected, whole: bool) -> list[Arriving]:
+def _crossing(expected: Expected, typed: bool) -> list[Arriving]:
     """Every value that one unit makes and another reads: what a wrong cut could send."""
     return [
-        Arriving(identity, expected.type_of(tensor) if whole else None)
+        Arriving(identity, expected.type_of(tensor) if typed else None)
         for identity, tensor in expected.crossing().items()
     ]
 

@@ -18,10 +18,12 @@ import mindspore
 
 from mindspore_bmpipe.apply.cells import apply
 from mindspore_bmpipe.errors import BmpipeError
+from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.plan import load_plan
 from mindspore_bmpipe.sources import build_factory
 from mindspore_bmpipe.verify import compile_private
 from mindspore_bmpipe.verify.jobs import SCHEDULERS, Answer, Compile, read_compiles, write_answer
+from mindspore_bmpipe.verify.sharded_child import recorded_file
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LONGEST_ERROR = 2000
@@ -61,6 +63,8 @@ def _compiled(wanted: Compile) -> bytes:
         with compile_private.parallel(**settings):
             network, inputs = build_factory(wanted.source, wanted.settings)
             compile_private.start()
+            if wanted.sharding is not None:
+                return recorded_file(network, inputs, Sharding(*wanted.sharding))
             if wanted.plan is not None:
                 apply(network, load_plan(wanted.plan))
             cells = dict(network.cells_and_names())

@@ -18,6 +18,8 @@ from mindspore.graph.api import _cell_graph_executor
 from mindspore.nn.utils import no_init_parameters
 from mindspore.nn.wrap.cell_wrapper import _TrainGradAccuStepCell, _VirtualDatasetCell
 
+from mindspore_bmpipe.graph.compile_private import JointStep
+
 JIT_LEVEL = "O0"
 """MindSpore's own default on Ascend 910B. Under O2 the less-memory interleaved schedule is silently not used."""
 
@@ -67,6 +69,13 @@ def plain_step(network: nn.Cell) -> nn.Cell:
     """The training step without a pipeline."""
     with no_init_parameters():
         step = nn.TrainOneStepCell(_VirtualDatasetCell(network), _optimizer(network))
+    step.set_train()
+    return step
+
+
+def joint_step(network: nn.Cell) -> nn.Cell:
+    """Loss and gradients of one micro-batch, whose samples the ranks share, without an optimizer."""
+    step = JointStep(_VirtualDatasetCell(network))
     step.set_train()
     return step
 

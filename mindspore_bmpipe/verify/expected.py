@@ -41,7 +41,7 @@ class SharedWeight:
     name: str
     """Name of the weight."""
     type: TensorType
-    """Its type."""
+    """Its type on one rank."""
     owner: int
     """Stage of the first unit that reads it."""
     readers: tuple[int, ...]
@@ -101,6 +101,14 @@ class Expected:
                 identity = self.identities.of_tensor.get(tensor, -1)
                 found.setdefault((identity, reader), Border(tensor, identity, self.place_of[producer], producer))
         return list(found.values())
+
+    def has_types_of(self, ranks: int) -> bool:
+        """Whether tensors have the traced types in a cluster of so many ranks.
+
+        They have not where ranks share what was traced whole, or where a stage has more ranks than were traced.
+        """
+        sharding = self.costs.graph.sharding
+        return ranks == len(self.plan.stages) * (1 if sharding is None else sharding.ranks)
 
     def crossing(self) -> dict[int, int]:
         """Identity -> tensor of every value that another unit than its maker reads in the forward."""
@@ -243,12 +251,13 @@ def _repeated(index: GraphIndex, unit: int, cells: Sequence[str]) -> frozenset[i
 
 def _shared_weights(costs: NetworkCosts, places: Sequence[Place]) -> tuple[SharedWeight, ...]:
     found = []
+    types = {tensor.parameter: tensor.type for tensor in costs.graph.tensors if tensor.parameter is not None}
     for name, units in costs.split.shared_parameters.items():
         stages = list(dict.fromkeys(places[unit][0] for unit in units))
         if len(stages) > 1:
             owner = places[min(units)][0]
             others = tuple(stage for stage in stages if stage != owner)
-            found.append(SharedWeight(name, costs.graph.parameters[name].type, owner, others))
+            found.append(SharedWeight(name, types[name], owner, others))
     return tuple(found)
 
 

@@ -58,6 +58,9 @@ class Compile:
     """Cell path -> stage and segment, where there is no plan."""
     batch_factor: int = 1
     """How many times the factory's batch a micro-batch is, so that ranks added to fill a cluster get one each."""
+    sharding: tuple[int, int] | None = None
+    """Data-parallel and tensor-parallel ranks of one stage, to record the joint graph of one of them at several sizes;
+    `None` to compile the training step."""
 
 
 def cluster_size(stages: int, ranks_per_stage: int = 1) -> int:
@@ -96,7 +99,13 @@ def read_compiles(path: Path) -> tuple[Compile, ...]:
     """Read what :func:`write_compiles` wrote."""
     documents = json.loads(path.read_text(encoding="utf-8"))
     return tuple(
-        Compile(**{**document, "cells": {name: tuple(place) for name, place in document["cells"].items()}})
+        Compile(
+            **{
+                **document,
+                "cells": {name: tuple(place) for name, place in document["cells"].items()},
+                "sharding": document["sharding"] and tuple(document["sharding"]),
+            }
+        )
         for document in documents
     )
 

@@ -41,19 +41,20 @@ class _Planned:
 def check_transfers(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> Iterable[Finding]:
     """Every planned border of every micro-batch is sent once to each cell that reads it, and its gradient back."""
     stages = len(expected.plan.stages)
-    planned = _planned(expected, stage, ranks == stages)
+    typed = expected.has_types_of(ranks)
+    planned = _planned(expected, stage, typed)
     found: Counter[Message] = Counter()
     gradients: Counter[Message] = Counter()
     weights: Counter[tuple[bool, int]] = Counter()
     shared = {weight.type for weight in expected.shared if stage in (weight.owner, *weight.readers)}
     for transfer in rank.transfers:
         peer = transfer.peer * stages // ranks
-        if _moves_a_weight(transfer, shared, ranks == stages):
+        if _moves_a_weight(transfer, shared, typed):
             weights[transfer.sends, peer] += 1
             continue
         if transfer.action is None:
             continue
-        kind = transfer.type if ranks == stages else _SHARED_OVER_RANKS
+        kind = transfer.type if typed else _SHARED_OVER_RANKS
         forward = transfer.action.kind == FORWARD
         message = Message(transfer.sends != forward, peer, transfer.action.chunk, transfer.action.micro_batch, kind)
         (found if forward else gradients)[message] += 1
@@ -120,7 +121,7 @@ def type_text(kind: TensorType) -> str:
     return f"{kind.dtype}{list(kind.shape)}" if kind != _SHARED_OVER_RANKS else "of any shape"
 
 
-def _planned(expected: Expected, stage: int, whole: bool) -> _Planned:
+def _planned(expected: Expected, stage: int, typed: bool) -> _Planned:
     planned = _Planned()
     places = sorted(set(expected.places))
     for place in places:
@@ -129,7 +130,7 @@ def _planned(expected: Expected, stage: int, whole: bool) -> _Planned:
                 continue
             arrives = place[0] == stage
             peer, chunk = (border.made_at[0], place[1]) if arrives else (place[0], border.made_at[1])
-            kind = expected.type_of(border.tensor) if whole else _SHARED_OVER_RANKS
+            kind = expected.type_of(border.tensor) if typed else _SHARED_OVER_RANKS
             for micro_batch in range(int(expected.plan.settings["micro_batches"])):
                 message = Message(arrives, peer, chunk, micro_batch, kind)
                 planned.counts[message] += 1
@@ -165,14 +166,14 @@ def _differences(
         )  # fmt: skip
 
 
-def _moves_a_weight(transfer: Transfer, shared: set[TensorType], whole: bool) -> bool:
+def _moves_a_weight(transfer: Transfer, shared: set[TensorType], typed: bool) -> bool:
     """Shared weights are sent before the first and their gradients after the last micro-batch, outside all chunks."""
     if not shared:
         return False
     first = transfer.action in (None, Action(FORWARD, 0, 0)) or (
         transfer.action is not None and transfer.action.kind == FORWARD and transfer.action.micro_batch == 0
     )
-    return first and (transfer.type in shared if whole else transfer.action is None)
+    return first and (transfer.type in shared if typed else transfer.action is None)
 
 
 def _messages(graph: RankGraph, peer_stage: int, ranks: int, stages: int, sends: bool) -> list[tuple[int, TensorType]]:

@@ -73,6 +73,18 @@ def linear(inputs: int, outputs: int, dtype: Any, bias: bool = False) -> nn.Dens
     )
 
 
+class Activation(nn.Cell):
+    """One primitive as a cell. Functional forms share one primitive among all uses, which a strategy would reach."""
+
+    def __init__(self, primitive: Any, strategy: tuple[tuple[int, ...], ...]) -> None:
+        super().__init__()
+        self.primitive = primitive.shard(strategy)
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Return the states with the primitive applied, same shape."""
+        return self.primitive(states)
+
+
 class TokenEmbedding(nn.Cell):
     """Rows of a (vocab, hidden) table, picked by ids of shape (b, s)."""
 
@@ -138,6 +150,13 @@ class CausalMask(nn.Cell):
         place = positions(length)
         later = self.later(self.reshape(place, (-1, 1)), self.reshape(place, (1, -1)))
         return self.scale(self.cast(later, self.dtype), MASKED_SCORE)
+
+
+def shard_causal_mask(mask: CausalMask) -> None:
+    """Have every rank make the whole mask; it is smaller than the messages that sharing it would take."""
+    mask.later.shard(((1, 1), (1, 1)))
+    mask.cast.shard(((1, 1),))
+    mask.scale.shard(((1, 1), ()))
 
 
 class SplitHeads(nn.Cell):

@@ -1,7 +1,8 @@
 """The LLaMA-like network with its large products shared out over tensor-parallel ranks, as Megatron-LM does it.
 
-Query, key, value, gate and up projections are split by columns, output and down projections by rows, vocabulary by rows
-of the table. Strategies take part only in parallel compiles; elsewhere the network is that of `tools.examples.llama`.
+Query, key, value, gate and up projections are split by columns, output and down projections by rows, the head by rows
+of its table. The loss has no strategy: MindSpore shares its rows over all ranks. Strategies take part only in parallel
+compiles; elsewhere the network computes what `tools.examples.llama` does.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from mindspore import Tensor
+from mindspore.ops.auto_generate import SiLU
 
 from tools.examples import llama
-from tools.examples.common import LanguageModelHead, SplitHeads
+from tools.examples.common import Activation, LanguageModelHead, SplitHeads, shard_causal_mask
 
 
 def factory(
@@ -41,11 +43,12 @@ def factory(
         for split in (attention.split_query, attention.split_key, attention.split_value):
             _shard_split(split, rows, columns)
         _shard_attention(attention, rows, columns)
+        feed_forward.activation = Activation(SiLU(), ((rows, 1, columns),))
         feed_forward.multiply.shard(((rows, 1, columns), (rows, 1, columns)))
         for add in (block.add_attention, block.add_feed_forward):
             add.shard(((rows, 1, 1), (rows, 1, 1)))
     _shard_norm(network.norm, rows)
-    network.embedding.gather.shard(((1, 1), (rows, 1)))
+    network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, 1)))
     _shard_head(network.head, rows, columns)
     return network, inputs
 
@@ -67,6 +70,9 @@ def _shard_split(split: SplitHeads, rows: int, columns: int) -> None:
 def _shard_attention(attention: llama.Attention, rows: int, columns: int) -> None:
     heads = (rows, columns, 1, 1)
     for rotary in (attention.rotary_query, attention.rotary_key):
+        rotary.angle.shard(((1, 1), (1, 1)))
+        for unary in (rotary.cosine, rotary.sine, rotary.cast):
+            unary.shard(((1, 1),))
         rotary.multiply_straight.shard((heads, (1, 1)))
         rotary.multiply_turned.shard((heads, (1, 1)))
         rotary.add.shard((heads, heads))
@@ -75,6 +81,7 @@ def _shard_attention(attention: llama.Attention, rows: int, columns: int) -> Non
         rotary.concatenate.shard((heads, heads))
     core = attention.core
     if isinstance(core, llama.UnfusedAttention):
+        shard_causal_mask(core.mask)
         core.scale.shard((heads, ()))
         core.score.shard((heads, heads))
         core.add_mask.shard((heads, (1, 1)))

@@ -41,6 +41,18 @@ class OperationView:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What one rank exchanges with others in one operation."""
+
+    ranks: tuple[int, ...]
+    """Ranks that take part, counted within one stage."""
+    rounds: int
+    """Messages that one rank sends one after the other, each after it has received the one before."""
+    sent_bytes: Any
+    """Bytes that one rank sends in all rounds, as a number or sympy expression."""
+
+
+@dataclass(frozen=True)
 class Work:
     """Work of one operation, as numbers or sympy expressions."""
 
@@ -52,6 +64,8 @@ class Work:
     """Bytes read from device memory."""
     written_bytes: Any
     """Bytes written to device memory."""
+    traffic: Traffic | None = None
+    """What is exchanged with other ranks; ``None`` if nothing."""
 
 
 Rule = Callable[[OperationView], Work]

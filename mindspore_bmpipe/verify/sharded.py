@@ -1,0 +1,101 @@
+"""Traces one rank of a network that ranks share: MindSpore's parallel passes decide its shapes and its collectives."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.cell_graph import Sharding
+from mindspore_bmpipe.graph.mindir import load_module
+from mindspore_bmpipe.graph.recorded import Trace, recorded_trace
+from mindspore_bmpipe.graph.sharded import sharded_parameters
+from mindspore_bmpipe.sources import importing_from_here
+from mindspore_bmpipe.verify.children import Rank, compile_ranks
+from mindspore_bmpipe.verify.jobs import Compile, cluster_size
+from mindspore_bmpipe.verify.stand_in import stand_in
+
+_NAME = "sharded"
+_DEGREES = ("data_parallel", "tensor_parallel")
+
+
+def record_sharded(
+    source: str,
+    settings: Mapping[str, Any],
+    sharding: Sharding,
+    time_limit_s: float | None = None,
+) -> tuple[Trace, bytes]:
+    """Compile a factory's network as one rank of a single stage and record its joint graph.
+
+    Args:
+        source: `pkg.module:factory`. Settings named `data_parallel` and `tensor_parallel` are passed on if the
+            factory takes them; its inputs are those of one micro-batch for all data-parallel ranks together.
+        settings: settings for the factory.
+        sharding: ranks that share the network.
+        time_limit_s: seconds that compiling may take; no limit by default.
+
+    Returns:
+        The trace, and the bytes of a file that holds it.
+
+    Raises:
+        InputError: a number of ranks that MindSpore does not take, settings that contradict it, no compiler, a network
+            that does not compile, or one whose weights no rank shares.
+        TimeLimitError: the time limit ended first.
+    """
+    if cluster_size(1, sharding.ranks) != sharding.ranks:
+        raise InputError(
+            f"--data-parallel {sharding.data_parallel} --tensor-parallel {sharding.tensor_parallel}: "
+            f"{sharding.ranks} ranks; MindSpore takes 1, 2, 4 or a multiple of 8"
+        )
+    given = _with_degrees(source, settings, sharding)
+    wanted = Compile(
+        name=_NAME, source=source, settings=given, sharding=(sharding.data_parallel, sharding.tensor_parallel)
+    )
+    with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
+        answers = compile_ranks([Rank(0, sharding.ranks, (wanted,))], stand_in(), Path(folder), time_limit_s)
+        answer = answers[_NAME]
+        if answer.graph is None:
+            raise InputError(answer.error)
+        data = answer.graph.read_bytes()
+        recorded = recorded_trace(data, load_module(answer.graph), source)
+    _require_shares(source, recorded, sharding)
+    return recorded, data
+
+
+def _with_degrees(source: str, settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Settings with the degrees that the factory has parameters for."""
+    taken = _parameters(source)
+    given = dict(settings)
+    for name in _DEGREES:
+        degree = getattr(sharding, name)
+        if given.get(name, degree) != degree:
+            raise InputError(
+                f"--set {name}={given[name]} contradicts --{name.replace('_', '-')} {degree}; give one of the two"
+            )
+        if name in taken:
+            given[name] = degree
+    return given
+
+
+def _parameters(source: str) -> set[str]:
+    """Names of the parameters of a factory; none if it does not exist, which the child reports."""
+    module, _, function = source.partition(":")
+    with importing_from_here():
+        try:
+            return set(inspect.signature(getattr(importlib.import_module(module), function)).parameters)
+        except (ImportError, AttributeError, TypeError, ValueError):
+            return set()
+
+
+def _require_shares(source: str, recorded: Trace, sharding: Sharding) -> None:
+    parameters = sharded_parameters(recorded.parameters, recorded.module.parameters)
+    if sharding.tensor_parallel > 1 and all(info.shares == 1 for info in parameters.values()):
+        raise InputError(
+            f"{source}: no weight is shared by the {sharding.tensor_parallel} tensor-parallel ranks, so each would "
+            "run the whole network; set strategies with Primitive.shard in the factory, as "
+            "tools.examples.llama_sharded does"
+        )

@@ -1,0 +1,71 @@
+"""Shares of weights and gradients summed once a step, on graphs written by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
+from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.cell_graph import Operation, ParameterInfo, Phase, Tensor, TensorRef
+from mindspore_bmpipe.graph.inline import FlatModule
+from mindspore_bmpipe.graph.mindir import TensorType
+from mindspore_bmpipe.graph.sharded import sharded_parameters, synchronisation_note, without_synchronisation
+
+KIND = TensorType((6, 2), "float32")
+MIRROR = "Gradients/Default/up-Dense/Grad__MirrorOperator/AllReduce-op0"
+
+
+def operation(
+    primitive: str, reads: int, makes: int, scope: str = "Gradients/", phase: Phase = Phase.BACKWARD
+) -> Operation:
+    return Operation(primitive, (TensorRef(reads),), (makes,), {}, "up", phase, scope, None)
+
+
+def test_sums_over_ranks_go_and_the_rest_stays() -> None:
+    flat = FlatModule(
+        (
+            operation("AllReduce", 0, 1, "Default/up-Dense/AllReduce-op0", Phase.FORWARD),
+            operation("AllReduce", 1, 2, "Gradients/Default/up-Dense/Grad_AllReduce/AllReduce-op1"),
+            operation("MatMul", 2, 3),
+            operation("AllReduce", 3, 4, MIRROR),
+            operation("Mul", 4, 5),
+        ),
+        tuple(Tensor(KIND, index - 1 if index else None) for index in range(6)),
+        (0,),
+        frozenset(),
+    )
+    rest, removed = without_synchronisation(flat)
+    assert [item.outputs for item in rest.operations] == [(1,), (2,), (3,)]
+    assert [item.outputs for item in removed] == [(4,)]
+    assert [tensor.producer for tensor in rest.tensors] == [None, 0, 1, 2, None, None]
+    (note,) = synchronisation_note(rest, removed)
+    assert "1 sums of weight gradients over ranks (48 bytes)" in note  # 12 elements of 4 bytes
+    assert "once a step" in note
+
+
+def test_nothing_is_said_of_graphs_without_such_sums() -> None:
+    flat = FlatModule((operation("MatMul", 0, 1),), (Tensor(KIND, None), Tensor(KIND, 0)), (0,), frozenset())
+    rest, removed = without_synchronisation(flat)
+    assert rest == flat
+    assert synchronisation_note(rest, removed) == ()
+
+
+def weight(*shape: int, dtype: str = "float16") -> ParameterInfo:
+    return ParameterInfo("w", TensorType(shape, dtype), True)
+
+
+def test_shares_are_read_off_the_compiled_weights() -> None:
+    whole = {"a": weight(8, 6), "b": weight(6), "c": weight(5)}
+    found = sharded_parameters(whole, {"a": TensorType((2, 6), "float16"), "b": TensorType((6,), "float16")})
+    assert {name: info.shares for name, info in found.items()} == {"a": 4, "b": 1, "c": 1}
+    assert found["a"].type.shape == (8, 6)
+    with pytest.raises(InputError, match="no share of it"):
+        sharded_parameters(whole, {"c": TensorType((2,), "float16")})
+
+
+def test_a_share_takes_its_part_of_static_memory() -> None:
+    """18 bytes an element of a 16-bit weight (arXiv 2205.05198), for the elements that a rank holds."""
+    share = sharded_parameters({"w": weight(8, 6)}, {"w": TensorType((2, 6), "float16")})["w"]
+    assert static_bytes(share, StaticSettings()) == 12 * 18
+    # Optimizer state (12 bytes) shared by two more ranks, weight (2, and 2 gathered) and gradient (4) as level 1 says.
+    assert static_bytes(share, StaticSettings(2, 1)) == 6 * (2 + 12) + 12 * 2 + 12 * 4

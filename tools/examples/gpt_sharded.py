@@ -1,0 +1,86 @@
+"""The GPT-like network with its large products shared out over tensor-parallel ranks, as Megatron-LM does it.
+
+The joint projection of attention and the first of the MLP are split by columns, those after them by rows, the embedding
+table, which is the head as well, by rows. The loss has no strategy: MindSpore shares its rows over all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor, nn, ops
+
+from tools.examples import gpt
+from tools.examples.common import Activation, shard_causal_mask
+
+
+def factory(
+    size: str = "tiny", data_parallel: int = 1, tensor_parallel: int = 1, **overrides: Any
+) -> tuple[gpt.Gpt, tuple[Tensor, Tensor]]:
+    """Build the network with strategies for `data_parallel` x `tensor_parallel` ranks a stage.
+
+    Args:
+        size: as in `tools.examples.gpt.factory`.
+        data_parallel: ranks that share a batch.
+        tensor_parallel: ranks that share each layer; divides heads, `ffn` and `vocab`.
+        **overrides: as in `tools.examples.gpt.factory`.
+
+    Returns:
+        As `tools.examples.gpt.factory`, for the batch of all data-parallel ranks.
+
+    Raises:
+        ValueError: if `alibi` is set, whose biases have no strategy.
+    """
+    network, inputs = gpt.factory(size, **overrides)
+    if not isinstance(network.position, gpt.PositionEmbedding):
+        raise ValueError("alibi=True has no strategies; use tools.examples.gpt, or alibi=False")
+    rows, columns = data_parallel, tensor_parallel
+    whole = (rows, 1, 1)
+    network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, 1)))
+    network.position.cast.shard(((1,),))
+    network.position.gather.shard(((1, 1), (1,)))
+    network.position.add.shard((whole, (1, 1)))
+    for dropout in (network.embedding_dropout, *(d for b in network.blocks for d in _dropouts(b))):
+        dropout.dropout.shard((whole,))
+    for norm in (network.norm, *(n for b in network.blocks for n in (b.attention_norm, b.feed_forward_norm))):
+        norm.layer_norm.shard((whole, (1,), (1,)))
+    for block in network.blocks:
+        _shard_attention(block.attention, rows, columns)
+        feed_forward = block.feed_forward
+        _shard_columns(feed_forward.up, rows, columns)
+        feed_forward.activation = Activation(ops.GeLU(), ((rows, 1, columns),))
+        _shard_rows(feed_forward.down, rows, columns)
+        for add in (block.add_attention, block.add_feed_forward):
+            add.shard((whole, whole))
+    network.head.matmul.shard(((rows, 1), (columns, 1)))
+    return network, inputs
+
+
+def _dropouts(block: gpt.Block) -> tuple[nn.Dropout, nn.Dropout]:
+    return block.attention_dropout, block.feed_forward_dropout
+
+
+def _shard_columns(dense: nn.Dense, rows: int, columns: int) -> None:
+    dense.matmul.shard(((rows, 1), (columns, 1)))
+    dense.bias_add.shard(((rows, columns), (columns,)))
+
+
+def _shard_rows(dense: nn.Dense, rows: int, columns: int) -> None:
+    dense.matmul.shard(((rows, columns), (1, columns)))
+    dense.bias_add.shard(((rows, 1), (1,)))
+
+
+def _shard_attention(attention: gpt.Attention, rows: int, columns: int) -> None:
+    heads = (rows, columns, 1, 1)
+    _shard_columns(attention.qkv_proj, rows, columns)
+    attention.transpose.shard(((rows, 1, columns, 1),))
+    attention.split.shard((heads,))
+    attention.scale.shard((heads, ()))
+    attention.score.shard((heads, heads))
+    shard_causal_mask(attention.mask)
+    attention.add_mask.shard((heads, (1, 1)))
+    attention.softmax.shard((heads,))
+    attention.weights_dropout.dropout.shard((heads,))
+    attention.weigh.shard((heads, heads))
+    attention.merge.transpose.shard((heads,))
+    _shard_rows(attention.o_proj, rows, columns)
