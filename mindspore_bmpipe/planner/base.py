@@ -73,6 +73,8 @@ class SolveLimits:
     """Branch-and-bound nodes of one solver call, at least 1."""
     effort: float = 1.0
     """Factor on all other work, above 0: less for a first look, more for a search that may take longer."""
+    starts: tuple[Decision, ...] = ()
+    """Plans known from elsewhere: the planner's own is never worse than those of them that are feasible."""
 
     @property
     def accepted_gap(self) -> float:
