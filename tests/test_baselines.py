@@ -244,8 +244,10 @@ def test_dapple_finds_the_least_latency(seed: int) -> None:
 def test_adapipe_model_by_hand() -> None:
     # Equal stages: (m + p - 1) t.
     assert adapipe.modelled_ms([1.0] * 4, [2.0] * 4, 9) == pytest.approx(12 * 3.0)
-    # Stages of 1 + 1 and 2 + 2, three micro-batches: W0 = 1 + 2 + 2, E0 = 1 + 2 + 2, X = 4 once.
-    assert adapipe.modelled_ms([1.0, 2.0], [1.0, 2.0], 3) == pytest.approx(5 + 5 + 4)
+    # Stages of 1 + 1 and 2 + 2, five micro-batches: W0 = 1 + 2 + 2, E0 = 1 + 2 + 2, X = 4 three times.
+    assert adapipe.modelled_ms([1.0, 2.0], [1.0, 2.0], 5) == pytest.approx(5 + 5 + 3 * 4)
+    # Fewer than four micro-batches on two stages: X counts twice.
+    assert adapipe.modelled_ms([1.0, 2.0], [1.0, 2.0], 2) == pytest.approx(5 + 5 + 2 * 4)
     # A slow first stage: its own forwards fill the warm-up, W0 = 4 + max(1 + 1, 4), E0 = 2 + max(2, 2), X = 6.
     assert adapipe.modelled_ms([4.0, 1.0], [2.0, 1.0], 5) == pytest.approx(8 + 4 + 3 * 6)
 

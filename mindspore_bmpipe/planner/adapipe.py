@@ -8,7 +8,8 @@ p - s micro-batches in flight leave of its memory; its times F, B follow. Across
     X_s = max(X_(s+1), F_s + B_s)                              steady state
     T   = W_0 + E_0 + (m - p) X_0
 
-and the split with the least T is taken. With fewer micro-batches than stages m - p counts as 0.
+and the split with the least T is taken. W and E take stages as about equal, so a slow stage shows only in X; with fewer
+than 2p micro-batches X counts p times, since plans would be far out of balance otherwise. That is our amendment.
 
 Source: Sun et al., ASPLOS 2024, doi 10.1145/3620666.3651359. No code is public, so this is our reading: the recurrence
 is the paper's 1F1B model as we understand it, the knapsack works on the options of the layer table where the paper's
@@ -49,9 +50,14 @@ class _Suffix:
     bounds: Bounds
     """First unit of each of its stages, and the number of units."""
 
-    def total(self, extra_steps: int) -> float:
+    def total(self, steps: int) -> float:
         """T, if the first stage is stage 0."""
-        return self.warm_up + self.cool_down - self.first_ms + extra_steps * self.steady
+        return self.warm_up + self.cool_down - self.first_ms + steps * self.steady
+
+
+def steady_steps(micro_batches: int, stages: int) -> int:
+    """How often X counts."""
+    return max(micro_batches - stages, stages)
 
 
 def modelled_ms(forward: list[float], backward: list[float], micro_batches: int) -> float:
@@ -60,7 +66,7 @@ def modelled_ms(forward: list[float], backward: list[float], micro_batches: int)
     for stage in reversed(range(len(forward))):
         suffix = _before(suffix, forward[stage], backward[stage], len(forward) - 1 - stage, 0)
     assert suffix is not None
-    return suffix.total(max(micro_batches - len(forward), 0))
+    return suffix.total(steady_steps(micro_batches, len(forward)))
 
 
 def _before(suffix: _Suffix | None, forward: float, backward: float, later: int, low: int) -> _Suffix:
@@ -78,10 +84,10 @@ def _before(suffix: _Suffix | None, forward: float, backward: float, later: int,
     )
 
 
-def _unbeaten(suffixes: list[_Suffix], whole: bool, extra_steps: int) -> list[_Suffix]:
+def _unbeaten(suffixes: list[_Suffix], whole: bool, steps: int) -> list[_Suffix]:
     """Those that no other is at least as good as in everything; of whole pipelines only the best."""
     if whole:
-        return [min(suffixes, key=lambda suffix: suffix.total(extra_steps))] if suffixes else []
+        return [min(suffixes, key=lambda suffix: suffix.total(steps))] if suffixes else []
     kept: list[_Suffix] = []
     for suffix in sorted(suffixes, key=lambda entry: (entry.steady, entry.warm_up, entry.cool_down)):
         if not any(
@@ -95,7 +101,7 @@ def least_modelled(options: StageOptions, groups: Groups, clock: Clock) -> Bound
     """The split with the least T; `None` if none fits or the clock ran out first."""
     problem = options.problem
     stages, units = problem.stages, problem.units
-    extra_steps = max(problem.micro_batches - stages, 0)
+    steps = steady_steps(problem.micro_batches, stages)
     least_ms = groups.forward_ms + groups.backward_bound_ms
     limit = _first_total(options, best_split(least_ms, additive=False)[1])
     # What the stages before a suffix take at least: each is passed in warm-up and cool-down together once or more.
@@ -114,9 +120,9 @@ def least_modelled(options: StageOptions, groups: Groups, clock: Clock) -> Bound
                 assert choice is not None
                 for suffix in suffixes if later else [None]:
                     longer = _before(suffix, choice.forward_ms, choice.backward_ms, later, low)
-                    if longer.total(extra_steps) + least_before[low] <= limit * (1 + _SLACK):
+                    if longer.total(steps) + least_before[low] <= limit * (1 + _SLACK):
                         found.setdefault(low, []).append(longer)
-        table = {low: _unbeaten(entries, stage == 0, extra_steps) for low, entries in found.items()}
+        table = {low: _unbeaten(entries, stage == 0, steps) for low, entries in found.items()}
     whole = table.get(0, [])
     return (*whole[0].bounds, units) if whole else None
 
