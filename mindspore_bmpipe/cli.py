@@ -1,4 +1,4 @@
-"""The command line: ``bmpipe trace | plan | explain | simulate | check | verify``."""
+"""The command line: ``bmpipe trace | plan | compare | explain | simulate | check | verify``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mindspore_bmpipe import compare_command
 from mindspore_bmpipe.config import Config, load_config
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
@@ -39,6 +40,7 @@ examples:
   bmpipe explain llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe plan llama.mindir -c configs/pipelines/llama_7b_910b.yaml -o plan.json
   bmpipe simulate plan.json --trace step.trace.json --html step.html
+  bmpipe compare llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe check plan.json llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe verify plan.json tools.examples.llama:factory --set size=7b --stage 0
 
@@ -95,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print one JSON object on stdout instead of the table")
     plan.add_argument("--time-limit", type=float, metavar="S", help="seconds the planner may take (default 60)")
     plan.add_argument("--planner", default="bmpipe", choices=registered(), help="which planner (default bmpipe)")
+
+    compare = _command(commands, "compare", _run_compare, compare_command.HELP)
+    _source_arguments(compare, config_required=True)
+    compare_command.add_arguments(compare)
 
     explain_command = _command(commands, "explain", _run_explain, "show costs of every unit, symbolic and in numbers")
     _source_arguments(explain_command, config_required=False)
@@ -217,6 +223,15 @@ def _run_plan(options: argparse.Namespace, console: Console) -> int:
     if options.output:
         console.print(f"wrote {options.output}", markup=False, highlight=False)
     return 0
+
+
+def _run_compare(options: argparse.Namespace, console: Console) -> int:
+    config = _config(options)
+    with console.status(f"reading {options.source}"):
+        subject = load_subject(
+            options.source, config, parse_settings(options.settings), _units(options), options.assume_elementwise
+        )
+    return compare_command.run(subject, options, console)
 
 
 def _run_explain(options: argparse.Namespace, console: Console) -> int:

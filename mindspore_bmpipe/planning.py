@@ -43,9 +43,11 @@ def pose(subject: Subject) -> Problem:
     )
 
 
-def solve_subject(subject: Subject, planner: str = "bmpipe") -> tuple[Problem, Solution]:
-    """Pose and solve."""
-    limits = SolveLimits()
+def solve_subject(
+    subject: Subject, planner: str = "bmpipe", starts: tuple[Decision, ...] = ()
+) -> tuple[Problem, Solution]:
+    """Pose and solve; `starts` are plans known from elsewhere, see `SolveLimits`."""
+    limits = SolveLimits(starts=starts)
     if subject.config.time_limit is not None:
         limits = replace(limits, time_limit_s=subject.config.time_limit)
     if subject.config.seed is not None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspore_bmpipe.config import load_config
+from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.layer_table import load_layer_table
+from mindspore_bmpipe.planner import solve
 from mindspore_bmpipe.problem import (
     Decision,
     Option,
@@ -133,6 +135,37 @@ def random_problem(seed: int) -> Problem:
         forbidden_cuts=frozenset(unit for unit in range(units - 1) if rng.random() < 0.12),
         pins=pins,
     )
+
+
+def plan_or_refusal(problem: Problem, planner: str) -> Decision | None:
+    """The plan of a planner; `None` if it finds none or does not take the problem."""
+    try:
+        return solve(problem, planner).decision
+    except InputError:
+        return None
+
+
+def with_full(problem: Problem) -> Problem:
+    """The same with an option `full` on its body: 40 MB kept, the forward again, the most any option keeps to work."""
+    body = problem.runs[1]
+    full = Option("full", 40 * 10**6, body.forward_ms, max(option.saved_bytes for option in body.options))
+    runs = (problem.runs[0], replace(body, options=(*body.options, full)), *problem.runs[2:])
+    return replace(problem, runs=runs)
+
+
+def with_known_recipes(problem: Problem) -> Problem:
+    """The same with options named as other systems know them: the last one `full`, one between `select`."""
+    names = {1: ("none",), 2: ("none", "full"), 3: ("none", "select", "full")}
+    runs = tuple(
+        replace(
+            run,
+            options=tuple(
+                replace(option, name=name) for option, name in zip(run.options, names[len(run.options)], strict=True)
+            ),
+        )
+        for run in problem.runs
+    )
+    return replace(problem, runs=runs)
 
 
 def _random_options(rng: random.Random, most: int) -> tuple[Option, ...]:

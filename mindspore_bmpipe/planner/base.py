@@ -102,6 +102,8 @@ class SolveLimits:
     prove: bool = True
     """Whether to go on with the proof until the time limit once the search has done its work. Without, the bound is
     the same on every machine too."""
+    starts: tuple[Decision, ...] = ()
+    """Plans known from elsewhere: the planner's own is never worse than those of them that are feasible."""
 
     @property
     def accepted_gap(self) -> float:

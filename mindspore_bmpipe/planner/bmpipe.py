@@ -3,7 +3,7 @@
 Several chunks per stage have a module of their own (`chunked`). With one, the best options of a group of units on a
 stage are known exactly, so what is left to decide is where to cut. Steps:
 
-1. Dynamic programs over all groups tell whether any split fits, and give the first splits; the even plan is another.
+1. Dynamic programs over all groups tell whether any split fits, and give the first splits; quick baselines give others.
 2. Local search improves the best of them on exact step time.
 3. Elimination tries to prove it: groups that no faster split can contain go, path by path. Often none is left.
    Otherwise it is repeated at guessed step times between bound and plan, which raises the one and improves the other.
@@ -16,8 +16,6 @@ Networks with too many units for step 1 go to the integer program over counts (`
 from __future__ import annotations
 
 import itertools
-
-import numpy as np
 
 from mindspore_bmpipe.planner import chunked, even, milp
 from mindspore_bmpipe.planner.base import (
@@ -43,6 +41,7 @@ from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_groups import prove
 from mindspore_bmpipe.planner.splits import Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
+from mindspore_bmpipe.planner.starts import split_of, starting_plans
 from mindspore_bmpipe.problem import Problem
 
 NAME = "bmpipe"
@@ -66,8 +65,8 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
         return chunked.plan(NAME, problem, limits, solver)
     clock = Clock(limits, _WORK_SHARE)
     if problem.stages * (problem.units + 1) ** 2 > MAX_GROUPS:
-        start = even.plan(problem, limits).decision
-        return milp.plan_counts(NAME, problem, limits, clock, start, solver)
+        known = starting_plans(problem, limits)
+        return milp.plan_counts(NAME, problem, limits, clock, known[0] if known else None, solver)
     options, rules, pool = StageOptions(problem), SplitRules(problem), PathPool(problem)
     groups = Groups(options, rules)
     excess, closest = best_split(groups.excess_bytes, additive=False)
@@ -89,7 +88,9 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
     ):
         if split is not None:
             search.offer([split])
-    _offer_even_plan(search, problem, limits)
+    # With the best options of their stages, so that the result is never worse than any of them.
+    for start in starting_plans(problem, limits):
+        search.offer([split_of(start)])
     search.descend(clock, _DESCENT_ROUNDS)
     everything = fitting(groups)
     proof = _Proof(search, pool, limits, clock, solver)
@@ -102,15 +103,6 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
         bound = max(bound, proof.solve(left))
     proved = bound >= time * (1 - limits.accepted_gap)
     return with_plan(NAME, problem, decision, clock, bound, proved, clock.message(proved))
-
-
-def _offer_even_plan(search: SplitSearch, problem: Problem, limits: SolveLimits) -> None:
-    """The split of the even planner's own plan, so that the result is never worse than it."""
-    decision = even.plan(problem, limits).decision
-    if decision is None:
-        return
-    sizes = [sum(sum(placed[stage]) for placed in decision.counts) for stage in range(problem.stages)]
-    search.offer([(0, *np.cumsum(sizes).tolist())])
 
 
 class _Proof:

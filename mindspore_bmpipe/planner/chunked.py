@@ -1,7 +1,7 @@
 """The project's planner for several chunks per stage.
 
 1. The relaxation of the integer program over counts, with paths added as they are violated, gives a first bound and,
-   rounded, a first split; even splits and the even planner's own plan are others.
+   rounded, a first split; even splits and the plans of quick baselines are others.
 2. Local search descends from these and from random splits (`chunk_search`).
 3. The integer program, told to look only for plans better than the best one, either finds one or proves that there is
    none. Few actions: with a start time per action (all paths at once). Many: with paths added as answers violate them.
@@ -12,11 +12,8 @@ on every machine. Then step 3 goes on until the time limit, and only its bound c
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
-from mindspore_bmpipe.planner import even
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.chunk_options import ChunkOptions
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules
@@ -26,6 +23,7 @@ from mindspore_bmpipe.planner.milp import begins_proof, least_excess, tighten
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_chunks import Prover
 from mindspore_bmpipe.planner.milp_counts import CountModel
+from mindspore_bmpipe.planner.starts import split_of, starting_plans
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
@@ -66,8 +64,9 @@ def plan(name: str, problem: Problem, limits: SolveLimits, solver: str | None) -
         rounded = _rounded_split(model, rules)
     except SolverError:
         model = None
-    baseline = even.plan(problem, limits).decision
-    starts = [split for split in (rounded, nearest, None if baseline is None else _split_of(baseline)) if split]
+    known = starting_plans(problem, limits)
+    baseline = known[0] if known else None
+    starts = [split for split in (rounded, nearest, *map(split_of, known)) if split]
     work = _SEARCH_WORK * limits.effort * min(1.0, limits.time_limit_s / _FULL_SEARCH_S)
     search.explore(starts, clock, limits.seed, work, bound * (1 + limits.accepted_gap / 2))
     best = _better(problem, baseline, search)
@@ -133,11 +132,6 @@ def _rounded_split(model: CountModel, rules: ChunkRules) -> tuple[int, ...] | No
         bounds.append(min(max(round(wanted), least), most))
     bounds[-1] = rules.problem.units
     return tuple(bounds) if rules.allowed(np.array([bounds]))[0] else None
-
-
-def _split_of(decision: Decision) -> tuple[int, ...]:
-    sizes = [sum(map(sum, placed)) for placed in zip(*decision.counts, strict=True)]
-    return tuple(itertools.accumulate(sizes, initial=0))
 
 
 def _better(problem: Problem, baseline: Decision | None, search: ChunkSearch) -> Decision | None:

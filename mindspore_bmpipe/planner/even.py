@@ -20,11 +20,11 @@ import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules
+from mindspore_bmpipe.planner.recipes import kept_option, uniform_recipes
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules, best_split
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
-    Run,
     schedule_of,
     stage_constants,
 )
@@ -33,7 +33,7 @@ from mindspore_bmpipe.schedule import in_flight_rows
 NAME = "even"
 
 
-def _ends(problem: Problem) -> tuple[int, int]:
+def end_units(problem: Problem) -> tuple[int, int]:
     """Single units at the start and at the end that ride along; none if too few units would be left between them."""
     counts = [run.count for run in problem.runs]
     repeated = [index for index, count in enumerate(counts) if count > 1]
@@ -45,7 +45,7 @@ def _ends(problem: Problem) -> tuple[int, int]:
 
 def _even_virtual_split(problem: Problem) -> Bounds | None:
     """The split of the policy above for several chunks."""
-    before, after = _ends(problem)
+    before, after = end_units(problem)
     goals = np.full(problem.virtual_stages, (problem.units - before - after) / problem.virtual_stages)
     goals[0] += before
     goals[-1] += after
@@ -55,7 +55,7 @@ def _even_virtual_split(problem: Problem) -> Bounds | None:
 
 def even_split(problem: Problem, rules: SplitRules) -> Bounds | None:
     """The split of the policy above; `None` if the rules allow no split at all."""
-    before, after = _ends(problem)
+    before, after = end_units(problem)
     target = (problem.units - before - after) / problem.stages
     costs = np.full((problem.stages, problem.units + 1, problem.units + 1), np.inf)
     for low in range(problem.units):
@@ -64,36 +64,6 @@ def even_split(problem: Problem, rules: SplitRules) -> Bounds | None:
                 size = high - low - (before if stage == 0 else 0) - (after if stage == problem.stages - 1 else 0)
                 costs[stage, low, high] = (size - target) ** 2
     return best_split(costs, additive=True)[1]
-
-
-def _kept_option(run: Run) -> int:
-    """Option of a unit that is not recomputed."""
-    return min(
-        range(len(run.options)),
-        key=lambda index: (run.options[index].extra_backward_ms, run.options[index].saved_bytes),
-    )
-
-
-def _recipes(problem: Problem) -> list[tuple[int, ...]]:
-    """Option of each run under each recipe, cheapest recipe first."""
-    names = dict.fromkeys(option.name for run in problem.runs for option in run.options)
-    recipes = []
-    for name in names:
-        recipe = []
-        for run in problem.runs:
-            named = [index for index, option in enumerate(run.options) if option.name == name]
-            recipe.append(named[0] if named else _kept_option(run))
-        recipes.append(tuple(recipe))
-    return sorted(
-        set(recipes),
-        key=lambda recipe: (
-            sum(
-                run.count * run.options[index].extra_backward_ms
-                for run, index in zip(problem.runs, recipe, strict=True)
-            ),
-            recipe,
-        ),
-    )
 
 
 def _stage_counts(
@@ -115,7 +85,7 @@ def _stage_counts(
         saved, working_set, position = [0] * len(units), 0, 0
         for chunk, held in enumerate(units):
             for run in held:
-                index = recipe[run] if position < recomputed else _kept_option(problem.runs[run])
+                index = recipe[run] if position < recomputed else kept_option(problem.runs[run])
                 counts[chunk][run][index] += 1
                 saved[chunk] += problem.runs[run].options[index].saved_bytes
                 working_set = max(working_set, problem.runs[run].options[index].working_set_bytes)
@@ -130,17 +100,22 @@ def _stage_counts(
     return best
 
 
+def even_bounds(problem: Problem) -> Bounds | None:
+    """The split of the policy above for any number of chunks; `None` if the rules allow no split at all."""
+    return even_split(problem, SplitRules(problem)) if problem.chunks == 1 else _even_virtual_split(problem)
+
+
 def plan(problem: Problem, limits: SolveLimits) -> Solution:
     """The plan of the policy above; infeasible means that no recipe makes this split fit."""
     clock = Clock(limits)
-    bounds = even_split(problem, SplitRules(problem)) if problem.chunks == 1 else _even_virtual_split(problem)
+    bounds = even_bounds(problem)
     if bounds is None:
         return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
     run_of_unit = [index for index, run in enumerate(problem.runs) for _ in range(run.count)]
     groups = [run_of_unit[low:high] for low, high in itertools.pairwise(bounds)]
     schedule = schedule_of(problem)
     closest: tuple[int, tuple[int, ...]] | None = None
-    for recipe in _recipes(problem):
+    for recipe in uniform_recipes(problem):
         stages = [
             _stage_counts(problem, stage, [groups[virtual] for virtual in virtuals], recipe)
             for stage, virtuals in enumerate(schedule.virtual_of_chunk)

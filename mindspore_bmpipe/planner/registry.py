@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.planner import bmpipe, even, exhaustive
+from mindspore_bmpipe.planner import (
+    adapipe,
+    autopipe,
+    bmpipe,
+    dapple,
+    even,
+    exhaustive,
+    galvatron_even,
+    megatron_even_full,
+    megatron_even_selective,
+    megatron_manual,
+    merak,
+    pipedream,
+    sapp,
+)
 from mindspore_bmpipe.planner.base import Planner, Solution, SolveLimits
 from mindspore_bmpipe.problem import Problem
 
@@ -58,5 +72,19 @@ def solve(problem: Problem, planner: str = "bmpipe", limits: SolveLimits | None 
     return lookup(planner)(problem, limits or SolveLimits())
 
 
-for _module in (bmpipe, even, exhaustive):
+for _module in (
+    adapipe,
+    autopipe,
+    bmpipe,
+    dapple,
+    even,
+    exhaustive,
+    galvatron_even,
+    megatron_even_full,
+    megatron_even_selective,
+    megatron_manual,
+    merak,
+    pipedream,
+    sapp,
+):
     register(_module.NAME, _module.plan)

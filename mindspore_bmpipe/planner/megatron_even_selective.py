@@ -1,0 +1,32 @@
+"""Megatron-LM's default for large models: layers divided evenly, the attention core of every layer recomputed.
+
+Algorithm: none; as `megatron_even_full` with `--recompute-granularity selective`.
+
+Source: Korthikanti et al., arXiv 2205.05198, section 5. Recompute policy: the option `select`, `selective` or `both`,
+the first that the table names, on every unit that has it. A table of a traced network names its options by cells, so
+that none of them is known to be the selective one; then this planner refuses.
+"""
+
+from __future__ import annotations
+
+from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, without_plan
+from mindspore_bmpipe.planner.even import even_bounds
+from mindspore_bmpipe.planner.recipes import SELECTIVE, judged, recipe_decision, required_recipe
+from mindspore_bmpipe.problem import Problem
+
+NAME = "megatron_even_selective"
+
+
+def plan(problem: Problem, limits: SolveLimits) -> Solution:
+    """The plan above; infeasible if it does not fit.
+
+    Raises:
+        InputError: no unit has a selective option.
+    """
+    clock = Clock(limits)
+    recipe = required_recipe(problem, SELECTIVE, NAME)
+    bounds = even_bounds(problem)
+    if bounds is None:
+        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
+    decision = recipe_decision(problem, bounds, recipe)
+    return judged(NAME, problem, decision, clock, "even split, every layer recomputed selectively")
