@@ -73,7 +73,10 @@ def without_synchronisation(flat: FlatModule) -> tuple[FlatModule, tuple[Operati
 
 
 def synchronisation_note(flat: FlatModule, synchronised: Sequence[Operation]) -> tuple[str, ...]:
-    """What a reader should know of the collectives that :func:`without_synchronisation` took out."""
+    """What a reader should know of the collectives that :func:`without_synchronisation` took out.
+
+    The gradient of a weight that several cells read is summed for each of them.
+    """
     if not synchronised:
         return ()
     volume = 0
