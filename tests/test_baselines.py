@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from problem_samples import case_b, random_chunked_problem, random_problem, small, with_full, with_known_recipes
 
@@ -21,9 +22,10 @@ from mindspore_bmpipe.planner import (
     galvatron_even,
     megatron_even_full,
     megatron_even_selective,
-    megatron_manual,
+    megatron_layouts,
     merak,
     pipedream,
+    recipes,
     sapp,
     solve,
 )
@@ -196,7 +198,7 @@ def test_megatron_manual_covers_counts_of_first_and_last_stage_with_chunks() -> 
     # Two chunks on three stages: the first stage holds 2, the last 2, the middle one 6 of 10 layers, two chunks each.
     found = {
         tuple(row)
-        for row in megatron_manual.Layouts(
+        for row in megatron_layouts.Layouts(
             replace(
                 llama(),
                 runs=(Run("layer", 10, 1.0, 2.0, 0, (Option("none", 0, 0.0),)),),
@@ -420,3 +422,31 @@ def test_even_split_and_megatron_agree_on_layers() -> None:
     assert split_of(megatron_even_full.plan(problem, SolveLimits()).decision or Decision(())) == even.even_bounds(
         problem
     )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_layout_costs_are_those_of_the_plans(seed: int) -> None:
+    problem = with_known_recipes(random_chunked_problem(seed))
+    kept, full = recipes.kept_recipe(problem), recipes.named_recipe(problem, recipes.FULL)
+    if full is None:
+        return
+    before, after = even.end_units(problem)
+    unit_runs = [index for index, run in enumerate(problem.runs) for _ in range(run.count)]
+    costs = megatron_layouts.LayoutCosts(problem, kept, full)
+    some = list(splits(problem))[:40]
+    for layers_again in (0, 1, problem.units):
+        table = np.array(some)
+        times = costs.times(table, layers_again)
+        excess = costs.excess_bytes(table, layers_again)
+        for place, bounds in enumerate(some):
+            options = [kept[run] for run in unit_runs]
+            for low, high in itertools.pairwise(bounds):
+                inside = [unit for unit in range(low, high) if before <= unit < problem.units - after]
+                for unit in inside[:layers_again]:
+                    options[unit] = full[unit_runs[unit]]
+            decision = recipes.split_decision(problem, bounds, options)
+            forward, backward = virtual_stage_times(problem, decision)
+            assert times[0][place] == pytest.approx(forward)
+            assert times[1][place] == pytest.approx(backward)
+            peaks = [peak for _, peak in stage_memory(problem, decision)]
+            assert (excess[place] + np.array(problem.memory_limit_bytes)).tolist() == peaks

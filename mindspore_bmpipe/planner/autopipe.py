@@ -210,6 +210,8 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
         ]
         bounds, _ = partition(forward, backward, problem.stages, clock)
         message = "min-max split with moves around the critical stage, one recipe for all units"
+        if clock.expired():
+            message += f"; the wall clock ({limits.time_limit_s:g} s) ended the search"
         answers.append(judged(NAME, problem, recipe_decision(problem, bounds, recipe), clock, message))
         if answers[-1].decision is not None:
             return answers[-1]

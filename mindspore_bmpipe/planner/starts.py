@@ -15,9 +15,9 @@ _QUICK = (even, megatron_manual, merak, galvatron_even)
 
 
 def starting_plans(problem: Problem, limits: SolveLimits) -> list[Decision]:
-    """Feasible plans, the fastest first."""
+    """Feasible plans, the fastest first; a first look with little effort asks the even planner only."""
     found = [decision for decision in limits.starts if not check(problem, decision)]
-    for baseline in _QUICK:
+    for baseline in _QUICK if limits.effort >= 1 else (even,):
         try:
             decision = baseline.plan(problem, limits).decision
         except InputError:
