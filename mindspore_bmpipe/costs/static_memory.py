@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mindspore_bmpipe.graph.cell_graph import ParameterInfo
@@ -33,17 +34,36 @@ def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     at level 3 the gathered weight lives only while it is used. Shares are rounded up to whole elements.
     A 16-bit weight takes 18 bytes an element unshared, as in arXiv 2205.05198.
     """
-    size = BYTES_PER_ELEMENT.get(parameter.type.dtype, 4)
-    count = 1
-    for length in parameter.type.shape:
-        count *= length
     if not parameter.trainable:
-        return count * size
+        return weight_bytes(parameter)
+    size = _element_bytes(parameter)
+    count = _elements(parameter)
     ranks = settings.data_parallel
     level = settings.optimizer_shard_level if ranks > 1 else 0
     share = -(-count // ranks)
     state = ADAM_STATE_BYTES + (MASTER_BYTES if size < GRADIENT_BYTES else 0)
     owned = (share if level >= 1 else count) * (size + state)
-    gathered = count * size if level in (1, 2) else 0
-    gradients = (share if level >= 2 else count) * GRADIENT_BYTES
-    return owned + gathered + gradients
+    gathered = weight_bytes(parameter) if level in (1, 2) else 0
+    return owned + gathered + gradient_bytes(parameter, settings)
+
+
+def gradient_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
+    """Bytes of the buffer in which one weight's gradients are added up."""
+    if not parameter.trainable:
+        return 0
+    count, ranks = _elements(parameter), settings.data_parallel
+    shared_out = ranks > 1 and settings.optimizer_shard_level >= 2
+    return (-(-count // ranks) if shared_out else count) * GRADIENT_BYTES
+
+
+def weight_bytes(parameter: ParameterInfo) -> int:
+    """Bytes of one whole weight; what a stage receives that reads the weight of another."""
+    return _elements(parameter) * _element_bytes(parameter)
+
+
+def _elements(parameter: ParameterInfo) -> int:
+    return math.prod(parameter.type.shape)
+
+
+def _element_bytes(parameter: ParameterInfo) -> int:
+    return BYTES_PER_ELEMENT.get(parameter.type.dtype, 4)

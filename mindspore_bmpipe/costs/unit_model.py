@@ -63,7 +63,7 @@ class UnitModel:
     keepable: int
     """Storages that forward leaves for backward: results of forward operations and inputs of the unit."""
     shared: int
-    """Keepable storages made elsewhere and read by several units; a stage keeps them once, not once per unit."""
+    """Inputs of the network that several units read; a stage keeps them once, not once per unit."""
     arriving: int
     """Gradients that other units' backward leaves for this one."""
     results: int
@@ -113,6 +113,8 @@ def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
     number = index.unit_of[(unit.forward or unit.backward)[0]]
     rows: list[Hashable] = []
     for position in (*unit.forward, *unit.backward):
+        if position in index.gradient_sums:
+            continue
         operation = index.graph.operations[position]
         reads = tuple(
             (local.setdefault(index.storage[t], len(local)), tensors[t].type, index.is_static(index.storage[t]))
@@ -126,7 +128,7 @@ def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
             (operation.primitive, operation.phase, _relative_cell(operation.cell, unit.cells), reads, outputs,
              _attribute_key(operation))
         )  # fmt: skip
-    shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage, number))
+    shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage))
     return (tuple(rows), shared)
 
 
@@ -160,7 +162,7 @@ class _Builder:
         forward_count = 0
         for position in (*self._unit.forward, *self._unit.backward):
             operation = graph.operations[position]
-            if operation.primitive in VIEWS:
+            if operation.primitive in VIEWS or position in self._index.gradient_sums:
                 continue
             work = work_of(self._view(operation), self._assume_elementwise)
             operations.append(self._operation(operation, work.engine))
@@ -226,7 +228,7 @@ class _Builder:
             readers = self._index.backward_readers.get(storage, frozenset())
             if is_forward:
                 keepable |= bit
-                if _is_shared(self._index, storage, self._number):
+                if _is_shared(self._index, storage):
                     shared |= bit
                 if own and self._leaves_forward(storage):
                     results |= bit
@@ -274,18 +276,14 @@ def _is_read_outside(index: GraphIndex, tensor: int, unit: int) -> bool:
     return bool(readers - {unit}) or not readers
 
 
-def _is_shared(index: GraphIndex, storage: int, unit: int) -> bool:
-    producer = index.made_by(storage)
-    if producer is not None and index.unit_of[producer] == unit:
+def _is_shared(index: GraphIndex, storage: int) -> bool:
+    """Whether a storage is an input of the network that several units read.
+
+    What a unit makes is not: another stage receives it once for every cell that reads it, and keeps each copy.
+    """
+    if index.made_by(storage) is not None or index.is_static(storage):
         return False
-    return (
-        not index.is_static(storage)
-        and len(index.forward_readers.get(storage, frozenset()) - _maker(index, producer)) > 1
-    )
-
-
-def _maker(index: GraphIndex, producer: int | None) -> frozenset[int]:
-    return frozenset() if producer is None else frozenset({index.unit_of[producer]})
+    return len(index.forward_readers.get(storage, frozenset())) > 1
 
 
 def _attribute_key(operation: Operation) -> Hashable:
