@@ -10,7 +10,6 @@ from mindspore_bmpipe.costs.rules import VIEWS
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.units import Unit
 
-
 _SUMS = frozenset({"AddN", "Add"})
 
 

@@ -10,8 +10,8 @@ from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
 
 GRADIENT_BYTES = 4
 """Gradients of micro-batches are added up in float32."""
-ADAM_STATE_BYTES = 8
-"""Adam keeps two float32 moments."""
+MOMENT_BYTES = 4
+"""Adam keeps two moments, in float32."""
 MASTER_BYTES = 4
 """Weights of 16 bits have a float32 copy that the optimizer updates."""
 
@@ -25,6 +25,9 @@ class StaticSettings:
     optimizer_shard_level: int = 0
     """What these ranks share out among them: 0 nothing, 1 weights and optimizer state, 2 gradients as well, 3 the
     weights that are gathered for use as well (levels of MindSpore's ``parallel_optimizer``)."""
+    float32_state: bool = True
+    """Whether 16-bit weights have gradients, moments and a copy in float32. MindSpore's own Adam keeps no copy, and the
+    rest in the type of the weight."""
 
 
 def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
@@ -41,7 +44,7 @@ def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     ranks = settings.data_parallel
     level = settings.optimizer_shard_level if ranks > 1 else 0
     share = -(-count // ranks)
-    state = ADAM_STATE_BYTES + (MASTER_BYTES if size < GRADIENT_BYTES else 0)
+    state = 2 * MOMENT_BYTES + (MASTER_BYTES if size < MASTER_BYTES else 0) if settings.float32_state else 2 * size
     owned = (share if level >= 1 else count) * (size + state)
     gathered = weight_bytes(parameter) if level in (1, 2) else 0
     return owned + gathered + gradient_bytes(parameter, settings)
@@ -53,7 +56,8 @@ def gradient_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
         return 0
     count, ranks = _elements(parameter), settings.data_parallel
     shared_out = ranks > 1 and settings.optimizer_shard_level >= 2
-    return (-(-count // ranks) if shared_out else count) * GRADIENT_BYTES
+    size = GRADIENT_BYTES if settings.float32_state else _element_bytes(parameter)
+    return (-(-count // ranks) if shared_out else count) * size
 
 
 def weight_bytes(parameter: ParameterInfo) -> int:

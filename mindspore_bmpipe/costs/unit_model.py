@@ -21,6 +21,9 @@ from mindspore_bmpipe.costs.rules.base import Engine, OperationView, argument_va
 from mindspore_bmpipe.graph.cell_graph import Operation, Phase, read_tensors
 from mindspore_bmpipe.graph.units import Unit
 
+_PASSED_ON = VIEWS | {"Cast"}
+"""Operations between the product that makes a gradient and the gradient in its final type."""
+
 
 @dataclass(frozen=True)
 class ModelOperation:
@@ -72,6 +75,9 @@ class UnitModel:
     """Results of backward that other units read."""
     discarded: int
     """Results of backward that nothing reads: gradients of weights, added to their buffers at once."""
+    held: int
+    """What gradients of earlier units' weights are made from. The compiler makes these gradients last, so this stays to
+    the end of the backward of all units before, if the weight is on another stage."""
 
     def operation_ms(self, hardware: Hardware, sizes: Mapping[str, int]) -> NDArray[np.float64]:
         """Time of every operation: the larger of arithmetic and memory time, plus the launch (roofline model)."""
@@ -129,7 +135,8 @@ def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
              _attribute_key(operation))
         )  # fmt: skip
     shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage))
-    return (tuple(rows), shared)
+    held = frozenset(place for storage, place in local.items() if storage in _held(index, number))
+    return (tuple(rows), shared, held)
 
 
 def build_unit_model(index: GraphIndex, unit: Unit, symbols: Sequence[str], assume_elementwise: bool) -> UnitModel:
@@ -219,9 +226,12 @@ class _Builder:
         return mask
 
     def _masks(self) -> dict[str, int]:
-        keepable = shared = arriving = results = leaving = discarded = 0
+        keepable = shared = arriving = results = leaving = discarded = held = 0
+        behind_late_gradients = _held(self._index, self._number)
         for storage, place in self._local.items():
             bit = 1 << place
+            if storage in behind_late_gradients:
+                held |= bit
             producer = self._index.made_by(storage)
             own = producer is not None and self._index.unit_of[producer] == self._number
             is_forward = producer is None or self._index.graph.operations[producer].phase is Phase.FORWARD
@@ -245,6 +255,7 @@ class _Builder:
             "results": results,
             "leaving": leaving,
             "discarded": discarded,
+            "held": held,
         }
 
     def _leaves_forward(self, storage: int) -> bool:
@@ -284,6 +295,24 @@ def _is_shared(index: GraphIndex, storage: int) -> bool:
     if index.made_by(storage) is not None or index.is_static(storage):
         return False
     return len(index.forward_readers.get(storage, frozenset())) > 1
+
+
+def _held(index: GraphIndex, unit: int) -> frozenset[int]:
+    """Storages read by the operations of a unit that make the gradient of a weight which an earlier unit reads too."""
+    operations, tensors = index.graph.operations, index.graph.tensors
+    found: set[int] = set()
+    for position in index.gradient_sums:
+        makers = [tensors[tensor].producer for tensor in read_tensors(operations[position])]
+        own = [maker for maker in makers if maker is not None and index.unit_of[maker] == unit]
+        if not any(maker is not None and index.unit_of[maker] < unit for maker in makers):
+            continue
+        while own:
+            reads = read_tensors(operations[own[0]])
+            if operations[own.pop(0)].primitive in _PASSED_ON:
+                own.extend(maker for tensor in reads if (maker := tensors[tensor].producer) is not None)
+            else:
+                found.update(index.storage[tensor] for tensor in reads if not index.is_static(index.storage[tensor]))
+    return frozenset(found)
 
 
 def _attribute_key(operation: Operation) -> Hashable:

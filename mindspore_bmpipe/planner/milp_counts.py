@@ -63,6 +63,7 @@ class CountModel:
             self._add_placement()
             self._add_order()
             self._add_memory()
+            self._add_update_memory()
             self._add_forbidden_cuts()
             self._add_pins()
             self._forward, self._backward = self._add_times()
@@ -187,6 +188,24 @@ class CountModel:
                     # In units of the largest limit, the same bytes for all stages.
                     terms.append(-_MEMORY_SCALE / limit * self._largest_limit * self._excess)
                 self.model.add_constr(mip.xsum(terms) <= fixed, name=f"memory_{stage}_{number}")
+
+    def _add_update_memory(self) -> None:
+        """Memory while weights are updated, which options have no part in."""
+        problem = self.problem
+        if not any(run.update_bytes for run in problem.runs):
+            return
+        for stage, limit in enumerate(problem.memory_limit_bytes):
+            scale = _MEMORY_SCALE / limit
+            terms = [
+                scale * (problem.runs[index].static_bytes + problem.runs[index].update_bytes) * var
+                for virtual in self.schedule.virtual_of_chunk[stage]
+                for index in range(len(problem.runs))
+                for var in self._counts.get((index, virtual), [])
+            ]
+            if self._excess is not None:
+                terms.append(-scale * self._largest_limit * self._excess)
+            fixed = scale * (limit - problem.stage_constant_bytes)
+            self.model.add_constr(mip.xsum(terms) <= fixed, name=f"update_{stage}")
 
     def _add_working_set(self, stage: int, present: list[tuple[int, int]]) -> tuple[list[tuple[int, mip.Var]], int]:
         """Largest working set of a stage: (bytes, binary) terms and a constant.

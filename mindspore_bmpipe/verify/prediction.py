@@ -18,6 +18,9 @@ from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule import in_flight_rows, make_schedule
 from mindspore_bmpipe.verify.expected import relative_cell
 
+COMPILED = StaticSettings(float32_state=False)
+"""What holds for the step that `verify` compiles: one rank a stage, with MindSpore's own Adam."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -32,55 +35,60 @@ class Prediction:
     update: int
     """What updating the weights takes beyond the static bytes."""
 
+    @property
+    def peak(self) -> int:
+        """All bytes at the larger of both moments."""
+        return self.static + max(self.activations, self.update)
+
+    @property
+    def planned_peak(self) -> int:
+        """The same as the planner counts it."""
+        return self.static + max(self.planned_activations, self.update)
+
 
 class _UnitMemory(NamedTuple):
     saved: float
     working_set: float
-
-
-def static_settings(plan: Plan) -> StaticSettings:
-    """What static memory depends on, as the plan was made."""
-    return StaticSettings(
-        int(plan.settings.get("data_parallel") or 1), int(plan.settings.get("optimizer_shard_level") or 0)
-    )
+    held: float
 
 
 def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
     """Predict the memory of one stage."""
     sizes = dict(costs.graph.symbols)
     chunks: list[list[_UnitMemory]] = [[] for _ in range(1 + max(unit.chunk for unit in plan.units))]
-    weights: dict[str, None] = {}
+    weights: dict[str, int] = {}
     shared = 0.0
-    for planned, unit, model in zip(plan.units, costs.split.units, costs.models, strict=True):
-        known = RecomputeModel(model)
+    for number, (planned, unit, model) in enumerate(zip(plan.units, costs.split.units, costs.models, strict=True)):
+        recompute = RecomputeModel(model)
         values = model.basis.values(sizes)
-        kept = known.kept(())[0] | known.kept(known.whole())[0]
+        kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
         shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
         if planned.stage == stage:
-            option = known.option(tuple(relative_cell(cell, unit.cells) for cell in planned.recompute_cells))
+            option = recompute.option(tuple(relative_cell(cell, unit.cells) for cell in planned.recompute_cells))
             chunks[planned.chunk].append(
-                _UnitMemory(float(option.saved @ values), max(0.0, evaluate_rows(option.working_set, values)))
+                _UnitMemory(
+                    saved=float(option.saved @ values),
+                    working_set=max(0.0, evaluate_rows(option.working_set, values)),
+                    held=float(model.bytes_of(model.held) @ values),
+                )
             )
-            weights.update(dict.fromkeys(unit.parameters))
+            weights.update((name, costs.split.owner(name, number)) for name in unit.parameters)
     schedule = make_schedule(
         str(plan.settings["schedule"]), len(plan.stages), len(chunks), int(plan.settings["micro_batches"])
     )
     rows = in_flight_rows(schedule)[stage]
-    settings = static_settings(plan)
-    owners = {name: plan.units[min(users)].stage for name, users in costs.split.shared_parameters.items()}
-    copies = sum(weight_bytes(costs.graph.parameters[name]) for name in weights if owners.get(name, stage) != stage)
+    known = costs.graph.parameters
+    copies = sum(weight_bytes(known[name]) for name, owner in weights.items() if plan.units[owner].stage != stage)
     return Prediction(
-        static=sum(static_bytes(costs.graph.parameters[name], settings) for name in weights),
+        static=sum(static_bytes(known[name], COMPILED) for name in weights),
         activations=copies + round(_peak(chunks, rows, shared)),
         planned_activations=copies + round(_bound(chunks, rows, shared)),
-        update=sum(gradient_bytes(costs.graph.parameters[name], settings) for name in weights),
+        update=sum(gradient_bytes(known[name], COMPILED) for name in weights),
     )
 
 
 def _in_flight(chunks: Sequence[Sequence[_UnitMemory]], row: Sequence[int], shared: float) -> float:
-    return sum(
-        number * (shared + sum(unit.saved for unit in units)) for number, units in zip(row, chunks, strict=True)
-    )
+    return sum(number * (shared + sum(unit.saved for unit in units)) for number, units in zip(row, chunks, strict=True))
 
 
 def _peak(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]], shared: float) -> float:
@@ -92,11 +100,10 @@ def _peak(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]]
             later = 0.0
             for unit in reversed(units) if number else ():
                 peak = max(peak, whole - later + unit.working_set)
-                later += unit.saved
+                later += unit.saved - unit.held
     return peak
 
 
 def _bound(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]], shared: float) -> float:
-    return max(_in_flight(chunks, row, shared) for row in rows) + max(
-        unit.working_set for units in chunks for unit in units
-    )
+    kept = max(_in_flight(chunks, row, 0.0) for row in rows) + max(map(sum, rows)) * shared
+    return kept + max(unit.working_set for units in chunks for unit in units)
