@@ -241,7 +241,7 @@ def _run_explain(options: argparse.Namespace, console: Console) -> int:
         graph = load_graph(options.source, parse_settings(options.settings), assume_elementwise=True)
         costs = network_costs(graph, _units(options), assume_elementwise=True)
         settled = settle(costs, config)
-        document = explain(costs, settled.hardware, settled.static, settled.evaluated, settled.sizes)
+        document = explain(costs, settled.hardware, settled.evaluated, settled.sizes)
     if options.json:
         _print_json(document)
     else:

@@ -55,6 +55,7 @@ _UNIT_KEYS = {
     "options",
     "trainable",
     "weight_gradient_ms",
+    "update_bytes",
 }
 _OPTION_KEYS = {"name", "saved_bytes", "extra_backward_ms", "working_set_bytes"}
 _SAPP_TABLE_KEYS = {"name", "stage_const_mem", "layers_description", "body_layer_names", "pre_defined_layer"}
@@ -169,6 +170,7 @@ def _parse_own(data: Mapping[str, Any], where: str) -> LayerTable:
                 options=tuple(options),
                 trainable=trainable,
                 weight_gradient_ms=_number(unit, "weight_gradient_ms", place) if "weight_gradient_ms" in unit else None,
+                update_bytes=_bytes(unit, "update_bytes", place, 0),
             )
         )
     return LayerTable(

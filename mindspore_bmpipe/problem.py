@@ -6,13 +6,20 @@ network order too. Memory of stage s is, for every in-flight row of its order,
     stage_constant + sum(static) + sum over chunks c of row[c] * (saved bytes of chunk c) + largest working set
         + (largest sum of a row) * shared saved bytes
 
-and must not exceed the stage's limit. The step time is the longest path of the schedule with the times of the decision.
+and, while weights are updated and nothing is in flight,
+
+    stage_constant + sum(static) + sum(update)
+
+and must not exceed the stage's limit. The first is an upper bound: while a unit runs, what later units of its chunk
+keep of the same micro-batch is not there, so a stage needs less where the largest working set is not its last unit's.
+All planners keep the bound; `verify` predicts the exact moment. The step time is the longest path of the schedule with
+the times of the decision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +50,7 @@ __all__ = [
     "schedule_of",
     "simulated_ms",
     "stage_memory",
+    "update_peak",
     "virtual_stage_times",
     "virtual_stage_weights",
 ]
@@ -205,6 +213,17 @@ def stage_constants(problem: Problem) -> tuple[int, ...]:
     )
 
 
+def update_peak(problem: Problem, units: Iterable[tuple[int, int]]) -> int:
+    """Bytes of a stage while weights are updated.
+
+    Args:
+        problem: the problem.
+        units: what the stage holds, as (run, number of its units).
+    """
+    held = sum(number * (problem.runs[run].static_bytes + problem.runs[run].update_bytes) for run, number in units)
+    return problem.stage_constant_bytes + held
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """What the memory of one stage is made of; all bytes of one device."""
@@ -240,11 +259,20 @@ def memory_parts(problem: Problem, decision: Decision) -> tuple[StageMemory, ...
 
 def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int], ...]:
     """(static bytes, peak bytes) of each stage; exact integers."""
+    schedule = schedule_of(problem)
     result = []
-    for rows, parts in zip(in_flight_rows(schedule_of(problem)), memory_parts(problem, decision), strict=True):
+    for stage, (rows, parts) in enumerate(zip(in_flight_rows(schedule), memory_parts(problem, decision), strict=True)):
         in_flight = max(sum(count * size for count, size in zip(row, parts.saved_bytes, strict=True)) for row in rows)
-        peak = parts.static_bytes + parts.shared_bytes + in_flight + parts.working_set_bytes
-        result.append((parts.static_bytes, peak))
+        running = parts.static_bytes + parts.shared_bytes + in_flight + parts.working_set_bytes
+        updating = update_peak(
+            problem,
+            (
+                (run, sum(placed[virtual]))
+                for virtual in schedule.virtual_of_chunk[stage]
+                for run, placed in enumerate(decision.counts)
+            ),
+        )
+        result.append((parts.static_bytes, max(running, updating)))
     return tuple(result)
 
 

@@ -46,6 +46,9 @@ class Run:
     """Whether a unit has trainable parameters."""
     weight_gradient_ms: float | None = None
     """Part of `backward_ms` that makes the gradients of weights, which some schedules run apart; `None` for half."""
+    update_bytes: int = 0
+    """What one unit needs beyond its static bytes while weights are updated, when no micro-batch is in flight; at least
+    0. Gradients are scaled into new tensors, all there at once."""
 
     @property
     def split_weight_ms(self) -> float:
@@ -193,6 +196,7 @@ def _validate_run(where: str, run: Run) -> None:
                 f"({run.backward_ms})"
             )
     _require_integer(f"{where}.static_bytes", run.static_bytes, 0)
+    _require_integer(f"{where}.update_bytes", run.update_bytes, 0)
     if not run.options:
         raise InputError(f"{where}.options: there are none; give at least the option of recomputing nothing")
     names = [option.name for option in run.options]

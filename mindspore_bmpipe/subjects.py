@@ -122,8 +122,6 @@ class Settled:
     """Machine."""
     sizes: Mapping[str, int]
     """Value of every symbol on one device."""
-    static: StaticSettings
-    """What static memory was priced for."""
     evaluated: EvaluatedCosts
     """The numbers; their notes include what was assumed of the settings."""
 
@@ -138,7 +136,7 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     sizes = input_sizes(costs.graph, resolved)
     static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
     evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, resolved))
-    return Settled(resolved, hardware, sizes, static, replace(evaluated, notes=(*evaluated.notes, *notes)))
+    return Settled(resolved, hardware, sizes, replace(evaluated, notes=(*evaluated.notes, *notes)))
 
 
 def network_fingerprint(costs: NetworkCosts) -> str:
@@ -274,6 +272,7 @@ def _runs(evaluated: EvaluatedCosts) -> tuple[Run, ...]:
                     Option(o.name, o.saved_bytes, o.extra_backward_ms, o.working_set_bytes) for o in first.options
                 ),
                 trainable=first.trainable,
+                update_bytes=first.update_bytes,
             )
         )
     return tuple(runs)

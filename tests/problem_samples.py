@@ -79,7 +79,7 @@ def random_chunked_problem(seed: int) -> Problem:
         pins = (Pin(first, rng.randint(first, min(units - 1, first + 1)), rng.randrange(stages)),)
     limits = tuple(rng.randint(6, 40) * 10**9 // 2 + rng.randint(0, 999) for _ in range(stages))
     fewest = {"zero_bubble_v": 2 * stages, "seqpipe": 1}.get(schedule, stages)
-    return Problem(
+    problem = Problem(
         runs=tuple(runs),
         schedule=schedule,
         stages=stages,
@@ -92,6 +92,7 @@ def random_chunked_problem(seed: int) -> Problem:
         pins=pins,
         stage_speeds=tuple(rng.choice([1.0, 0.7, 1.3]) for _ in range(stages)) if rng.random() < 0.4 else (),
     )
+    return _with_updates(problem, seed)
 
 
 def small(**changes: object) -> Problem:
@@ -122,7 +123,7 @@ def random_problem(seed: int) -> Problem:
         first = rng.randrange(units)
         pins = (Pin(first, rng.randint(first, min(units - 1, first + 1)), rng.randrange(stages)),)
     limits = tuple(rng.randint(6, 40) * 10**9 // 2 + rng.randint(0, 999) for _ in range(stages))
-    return Problem(
+    problem = Problem(
         runs=tuple(runs),
         schedule=rng.choice(["1f1b", "gpipe"]),
         stages=stages,
@@ -135,6 +136,15 @@ def random_problem(seed: int) -> Problem:
         forbidden_cuts=frozenset(unit for unit in range(units - 1) if rng.random() < 0.12),
         pins=pins,
     )
+    return _with_updates(problem, seed)
+
+
+def _with_updates(problem: Problem, seed: int) -> Problem:
+    """Half of the problems need memory to update weights, from none to more than their activations."""
+    rng = random.Random(f"updates {seed}")
+    if rng.random() < 0.5:
+        return problem
+    return replace(problem, runs=tuple(replace(run, update_bytes=rng.randint(0, 4 * 10**9)) for run in problem.runs))
 
 
 def plan_or_refusal(problem: Problem, planner: str) -> Decision | None:

@@ -162,3 +162,12 @@ def test_shared_bytes_are_kept_once_for_each_micro_batch_in_flight() -> None:
     evaluation = evaluate(problem, decision)
     assert [stage.peak_bytes for stage in evaluation.stages] == [21, 14, 7]
     assert [stage.static_bytes for stage in evaluation.stages] == [0, 0, 0]
+
+
+def test_updating_weights_is_a_moment_of_its_own() -> None:
+    # Two micro-batches in flight on stage 0, one on stage 1: 20 + 2 * 2 * 5 against 20 + 2 * 7, and 20 + 10 against it.
+    body = Run("body", 4, 1.0, 2.0, 10, (Option("none", 5, 0.0),), update_bytes=7)
+    problem = Problem((body,), "1f1b", 2, 1, 4, (40, 33))
+    decision = Decision((((2,), (2,)),))
+    assert [stage.peak_bytes for stage in evaluate(problem, decision).stages] == [40, 34]
+    assert [violation.where for violation in check(problem, decision)] == ["stage 1"]

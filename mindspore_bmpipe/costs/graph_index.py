@@ -10,6 +10,8 @@ from mindspore_bmpipe.costs.rules import VIEWS
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.units import Unit
 
+_SUMS = frozenset({"AddN", "Add"})
+
 
 @dataclass(frozen=True)
 class GraphIndex:
@@ -25,6 +27,9 @@ class GraphIndex:
     """Storage -> units whose forward operations read it."""
     backward_readers: dict[int, frozenset[int]]
     """Storage -> units whose backward operations read it."""
+    gradient_sums: frozenset[int]
+    """Operations that add up the gradients which several units have for one weight. A pipeline runs none of them: every
+    unit's gradient is added to the buffer of its own stage."""
 
     def is_static(self, storage: int) -> bool:
         """Whether a storage is a weight or a constant, which is there whatever micro-batch runs."""
@@ -45,7 +50,10 @@ def index_graph(graph: CellGraph, units: Sequence[Unit]) -> GraphIndex:
             unit_of[index] = number
     forward: dict[int, set[int]] = defaultdict(set)
     backward: dict[int, set[int]] = defaultdict(set)
+    sums = _gradient_sums(graph, unit_of)
     for index, operation in enumerate(graph.operations):
+        if index in sums:
+            continue
         reads = read_tensors(operation)
         if operation.primitive in VIEWS and reads and operation.outputs:
             storage[operation.outputs[0]] = storage[reads[0]]
@@ -59,4 +67,17 @@ def index_graph(graph: CellGraph, units: Sequence[Unit]) -> GraphIndex:
         tuple(unit_of),
         {key: frozenset(value) for key, value in forward.items()},
         {key: frozenset(value) for key, value in backward.items()},
+        sums,
     )
+
+
+def _gradient_sums(graph: CellGraph, unit_of: Sequence[int]) -> frozenset[int]:
+    """Sums over the backward of several units that nothing reads: only gradients of weights are not read any more."""
+    read = {tensor for operation in graph.operations for tensor in read_tensors(operation)}
+    found = set()
+    for index, operation in enumerate(graph.operations):
+        if operation.phase is Phase.BACKWARD and operation.primitive in _SUMS and read.isdisjoint(operation.outputs):
+            makers = [graph.tensors[tensor].producer for tensor in read_tensors(operation)]
+            if len({None if maker is None else unit_of[maker] for maker in makers}) > 1:
+                found.add(index)
+    return frozenset(found)

@@ -19,7 +19,7 @@ from mindspore_bmpipe.costs.recompute import (
 )
 from mindspore_bmpipe.costs.rules import require_known, unknown_primitives
 from mindspore_bmpipe.costs.rules.base import size_bytes
-from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
+from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
 from mindspore_bmpipe.costs.unit_model import UnitModel, build_unit_model, unit_signature
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
@@ -80,6 +80,8 @@ class UnitCost:
     """Backward time of one micro-batch without recomputation."""
     static_bytes: int
     """Weights, gradients and optimizer state."""
+    update_bytes: int
+    """Bytes needed beyond that while weights are updated: the scaled gradients."""
     trainable: bool
     """Whether it has a trainable weight."""
     options: tuple[UnitOption, ...]
@@ -143,23 +145,26 @@ def evaluate_costs(
 ) -> EvaluatedCosts:
     """Numbers of every unit at given sizes on a given machine."""
     options: dict[int, tuple[float, float, list[tuple[str, tuple[str, ...], int, float, int]]]] = {}
-    kinds: dict[tuple[int, int, bool], int] = {}
+    kinds: dict[tuple[int, int, int, bool], int] = {}
     shared_bytes = 0
     found: list[UnitCost] = []
-    for unit, model, trainable in zip(costs.split.units, costs.models, costs.parameters_trainable, strict=True):
+    for number, (unit, model, trainable) in enumerate(
+        zip(costs.split.units, costs.models, costs.parameters_trainable, strict=True)
+    ):
         if id(model) not in options:
             recompute = RecomputeModel(model)
             options[id(model)] = _evaluate_model(model, recompute, hardware, sizes, most_options)
             shared_bytes = max(shared_bytes, _shared_bytes(model, recompute, sizes))
         forward_ms, backward_ms, rows = options[id(model)]
-        fixed = sum(static_bytes(costs.graph.parameters[name], static) for name in unit.parameters)
-        kind = kinds.setdefault((id(model), fixed, trainable), len(kinds))
+        fixed, update = unit_static_bytes(costs, number, static)
+        kind = kinds.setdefault((id(model), fixed, update, trainable), len(kinds))
         found.append(
             UnitCost(
                 unit=unit,
                 forward_ms=forward_ms,
                 backward_ms=backward_ms,
                 static_bytes=fixed,
+                update_bytes=update,
                 trainable=trainable,
                 options=tuple(
                     UnitOption(name, absolute_cells(cells, unit.cells), saved, extra, working)
@@ -170,6 +175,20 @@ def evaluate_costs(
         )
     transfer, notes = _transfer_ms(costs, sizes, link)
     return EvaluatedCosts(tuple(found), transfer, shared_bytes, (*costs.notes, *notes))
+
+
+def unit_static_bytes(costs: NetworkCosts, number: int, settings: StaticSettings) -> tuple[int, int]:
+    """Static bytes of a unit, and what it needs beyond them while weights are updated.
+
+    A weight that an earlier unit reads too is received as a copy in every step, and has gradient and optimizer state of
+    its own on each stage. Where both units share a stage, this counts it twice. Gradients are scaled into new tensors
+    before the update, when copies are free again.
+    """
+    known = costs.graph.parameters
+    names = costs.split.units[number].parameters
+    copies = sum(weight_bytes(known[name]) for name in names if costs.split.owner(name, number) != number)
+    static = sum(static_bytes(known[name], settings) for name in names) + copies
+    return static, max(0, sum(gradient_bytes(known[name], settings) for name in names) - copies)
 
 
 def _evaluate_model(

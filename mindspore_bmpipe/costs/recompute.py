@@ -129,15 +129,16 @@ class RecomputeModel:
         return reads
 
     def _backward_timeline(self, cells: Cells, repeated: Sequence[int]) -> list[ModelOperation]:
-        """Backward operations, each recomputed cell running again just before the first that needs it."""
+        """Backward operations, each recomputed cell running again just before the first that reads what it dropped."""
         again = set(repeated)
-        groups = {cell: [number for number, _ in self._dropped[cell] if number in again] for cell in cells}
-        makes = {}
-        for cell, numbers in groups.items():
-            mask = 0
-            for number in numbers:
-                mask |= self._forward[number].writes
-            makes[cell] = mask
+        groups: dict[str, list[int]] = {}
+        makes: dict[str, int] = {}
+        for cell in cells:
+            groups[cell] = [number for number, _ in self._dropped[cell] if number in again]
+            makes[cell] = 0
+            for number, dropped in self._dropped[cell]:
+                if number in again:
+                    makes[cell] |= dropped
         timeline: list[ModelOperation] = []
         waiting = [cell for cell in cells if groups[cell]]
         for operation in self._backward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mindspore_bmpipe.graph.cell_graph import ParameterInfo
@@ -9,8 +10,8 @@ from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
 
 GRADIENT_BYTES = 4
 """Gradients of micro-batches are added up in float32."""
-ADAM_STATE_BYTES = 8
-"""Adam keeps two float32 moments."""
+MOMENT_BYTES = 4
+"""Adam keeps two moments, in float32."""
 MASTER_BYTES = 4
 """Weights of 16 bits have a float32 copy that the optimizer updates."""
 
@@ -24,6 +25,9 @@ class StaticSettings:
     optimizer_shard_level: int = 0
     """What these ranks share out among them: 0 nothing, 1 weights and optimizer state, 2 gradients as well, 3 the
     weights that are gathered for use as well (levels of MindSpore's ``parallel_optimizer``)."""
+    float32_state: bool = True
+    """Whether 16-bit weights have gradients, moments and a copy in float32. MindSpore's own Adam keeps no copy, and the
+    rest in the type of the weight."""
 
 
 def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
@@ -33,18 +37,37 @@ def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     at level 3 the gathered weight lives only while it is used. Shares are rounded up to whole elements.
     A 16-bit weight takes 18 bytes an element unshared, as in arXiv 2205.05198.
     """
-    size = BYTES_PER_ELEMENT.get(parameter.type.dtype, 4)
-    count = 1
-    for length in parameter.type.shape:
-        count *= length
-    count = -(-count // parameter.shares)
     if not parameter.trainable:
-        return count * size
+        return weight_bytes(parameter)
+    size = _element_bytes(parameter)
+    count = _elements(parameter)
     ranks = settings.data_parallel
     level = settings.optimizer_shard_level if ranks > 1 else 0
     share = -(-count // ranks)
-    state = ADAM_STATE_BYTES + (MASTER_BYTES if size < GRADIENT_BYTES else 0)
+    state = 2 * MOMENT_BYTES + (MASTER_BYTES if size < MASTER_BYTES else 0) if settings.float32_state else 2 * size
     owned = (share if level >= 1 else count) * (size + state)
-    gathered = count * size if level in (1, 2) else 0
-    gradients = (share if level >= 2 else count) * GRADIENT_BYTES
-    return owned + gathered + gradients
+    gathered = weight_bytes(parameter) if level in (1, 2) else 0
+    return owned + gathered + gradient_bytes(parameter, settings)
+
+
+def gradient_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
+    """Bytes of the buffer in which one weight's gradients are added up."""
+    if not parameter.trainable:
+        return 0
+    count, ranks = _elements(parameter), settings.data_parallel
+    shared_out = ranks > 1 and settings.optimizer_shard_level >= 2
+    size = GRADIENT_BYTES if settings.float32_state else _element_bytes(parameter)
+    return (-(-count // ranks) if shared_out else count) * size
+
+
+def weight_bytes(parameter: ParameterInfo) -> int:
+    """Bytes of one whole weight, or of one rank's share of it; what a stage receives that reads another's weight."""
+    return _elements(parameter) * _element_bytes(parameter)
+
+
+def _elements(parameter: ParameterInfo) -> int:
+    return -(-math.prod(parameter.type.shape) // parameter.shares)
+
+
+def _element_bytes(parameter: ParameterInfo) -> int:
+    return BYTES_PER_ELEMENT.get(parameter.type.dtype, 4)

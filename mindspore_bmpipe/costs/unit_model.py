@@ -21,6 +21,9 @@ from mindspore_bmpipe.costs.rules.base import Engine, OperationView, Work, argum
 from mindspore_bmpipe.graph.cell_graph import Operation, Phase, read_tensors
 from mindspore_bmpipe.graph.units import Unit
 
+_PASSED_ON = VIEWS | {"Cast"}
+"""Operations between the product that makes a gradient and the gradient in its final type."""
+
 
 @dataclass(frozen=True)
 class ModelOperation:
@@ -69,7 +72,7 @@ class UnitModel:
     keepable: int
     """Storages that forward leaves for backward: results of forward operations and inputs of the unit."""
     shared: int
-    """Keepable storages made elsewhere and read by several units; a stage keeps them once, not once per unit."""
+    """Inputs of the network that several units read; a stage keeps them once, not once per unit."""
     arriving: int
     """Gradients that other units' backward leaves for this one."""
     results: int
@@ -78,6 +81,9 @@ class UnitModel:
     """Results of backward that other units read."""
     discarded: int
     """Results of backward that nothing reads: gradients of weights, added to their buffers at once."""
+    held: int
+    """What gradients of earlier units' weights are made from. The compiler makes these gradients last, so this stays to
+    the end of the backward of all units before, if the weight is on another stage."""
 
     def operation_ms(self, hardware: Hardware, sizes: Mapping[str, int]) -> NDArray[np.float64]:
         """Time of every operation, shape (operations,).
@@ -135,6 +141,8 @@ def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
     number = index.unit_of[(unit.forward or unit.backward)[0]]
     rows: list[Hashable] = []
     for position in (*unit.forward, *unit.backward):
+        if position in index.gradient_sums:
+            continue
         operation = index.graph.operations[position]
         reads = tuple(
             (local.setdefault(index.storage[t], len(local)), tensors[t].type, index.is_static(index.storage[t]))
@@ -148,8 +156,9 @@ def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
             (operation.primitive, operation.phase, _relative_cell(operation.cell, unit.cells), reads, outputs,
              _attribute_key(operation))
         )  # fmt: skip
-    shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage, number))
-    return (tuple(rows), shared)
+    shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage))
+    held = frozenset(place for storage, place in local.items() if storage in _held(index, number))
+    return (tuple(rows), shared, held)
 
 
 def build_unit_model(index: GraphIndex, unit: Unit, symbols: Sequence[str], assume_elementwise: bool) -> UnitModel:
@@ -183,7 +192,7 @@ class _Builder:
         forward_count = 0
         for position in (*self._unit.forward, *self._unit.backward):
             operation = graph.operations[position]
-            if operation.primitive in VIEWS:
+            if operation.primitive in VIEWS or position in self._index.gradient_sums:
                 continue
             work = work_of(self._view(operation), self._assume_elementwise)
             operations.append(self._operation(operation, work))
@@ -244,16 +253,19 @@ class _Builder:
         return mask
 
     def _masks(self) -> dict[str, int]:
-        keepable = shared = arriving = results = leaving = discarded = 0
+        keepable = shared = arriving = results = leaving = discarded = held = 0
+        behind_late_gradients = _held(self._index, self._number)
         for storage, place in self._local.items():
             bit = 1 << place
+            if storage in behind_late_gradients:
+                held |= bit
             producer = self._index.made_by(storage)
             own = producer is not None and self._index.unit_of[producer] == self._number
             is_forward = producer is None or self._index.graph.operations[producer].phase is Phase.FORWARD
             readers = self._index.backward_readers.get(storage, frozenset())
             if is_forward:
                 keepable |= bit
-                if _is_shared(self._index, storage, self._number):
+                if _is_shared(self._index, storage):
                     shared |= bit
                 if own and self._leaves_forward(storage):
                     results |= bit
@@ -270,6 +282,7 @@ class _Builder:
             "results": results,
             "leaving": leaving,
             "discarded": discarded,
+            "held": held,
         }
 
     def _leaves_forward(self, storage: int) -> bool:
@@ -301,18 +314,32 @@ def _is_read_outside(index: GraphIndex, tensor: int, unit: int) -> bool:
     return bool(readers - {unit}) or not readers
 
 
-def _is_shared(index: GraphIndex, storage: int, unit: int) -> bool:
-    producer = index.made_by(storage)
-    if producer is not None and index.unit_of[producer] == unit:
+def _is_shared(index: GraphIndex, storage: int) -> bool:
+    """Whether a storage is an input of the network that several units read.
+
+    What a unit makes is not: another stage receives it once for every cell that reads it, and keeps each copy.
+    """
+    if index.made_by(storage) is not None or index.is_static(storage):
         return False
-    return (
-        not index.is_static(storage)
-        and len(index.forward_readers.get(storage, frozenset()) - _maker(index, producer)) > 1
-    )
+    return len(index.forward_readers.get(storage, frozenset())) > 1
 
 
-def _maker(index: GraphIndex, producer: int | None) -> frozenset[int]:
-    return frozenset() if producer is None else frozenset({index.unit_of[producer]})
+def _held(index: GraphIndex, unit: int) -> frozenset[int]:
+    """Storages read by the operations of a unit that make the gradient of a weight which an earlier unit reads too."""
+    operations, tensors = index.graph.operations, index.graph.tensors
+    found: set[int] = set()
+    for position in index.gradient_sums:
+        makers = [tensors[tensor].producer for tensor in read_tensors(operations[position])]
+        own = [maker for maker in makers if maker is not None and index.unit_of[maker] == unit]
+        if not any(maker is not None and index.unit_of[maker] < unit for maker in makers):
+            continue
+        while own:
+            reads = read_tensors(operations[own[0]])
+            if operations[own.pop(0)].primitive in _PASSED_ON:
+                own.extend(maker for tensor in reads if (maker := tensors[tensor].producer) is not None)
+            else:
+                found.update(index.storage[tensor] for tensor in reads if not index.is_static(index.storage[tensor]))
+    return frozenset(found)
 
 
 def _attribute_key(operation: Operation) -> Hashable:

@@ -37,6 +37,10 @@ class UnitSplit:
     notes: tuple[str, ...]
     """Units that had to be joined, and why."""
 
+    def owner(self, name: str, unit: int) -> int:
+        """The unit whose stage holds a weight that ``unit`` reads: the first of those that read it."""
+        return min(self.shared_parameters.get(name, (unit,)))
+
 
 def split_units(graph: CellGraph, units: Sequence[str] | None = None) -> UnitSplit:
     """Find the units of ``graph``.

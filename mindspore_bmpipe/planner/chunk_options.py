@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.planner.knapsack import Frontier, RunFrontiers, Segments, pareto
-from mindspore_bmpipe.problem import Problem, Run, schedule_of, stage_constants
+from mindspore_bmpipe.problem import Problem, Run, schedule_of, stage_constants, update_peak
 from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows
 
 _MAX_PRODUCT = 20_000
@@ -97,6 +97,7 @@ class ChunkOptions:
         runs = self.problem.runs
         static = self._constants[stage]
         static += sum(units * runs[index].static_bytes for chunk in segments for index, units in chunk)
+        updating = update_peak(self.problem, (held for chunk in segments for held in chunk))
         limit = self.problem.memory_limit_bytes[stage]
         rows = self._rows[stage]
         closest: tuple[int, int, list[Frontier]] | None = None
@@ -110,15 +111,15 @@ class ChunkOptions:
             known = allowed
             usable = [frontier for frontier in frontiers if frontier is not None]
             least = int((rows @ np.array([int(frontier.saved[0]) for frontier in usable])).max())
-            excess = static + cap + least - limit
-            if excess > 0:
-                if closest is None or excess < closest[0]:
-                    closest = (excess, static + cap + least, usable)
+            needed = max(static + cap + least, updating)
+            if needed > limit:
+                if closest is None or needed < closest[1]:
+                    closest = (needed - limit, needed, usable)
                 continue
             chosen = _fitting_choices(usable, rows, limit - static - cap)
             extra = np.stack([f.extra[chosen[:, c]] for c, f in enumerate(usable)], axis=1)
             saved = np.stack([f.saved[chosen[:, c]] for c, f in enumerate(usable)], axis=1)
-            found.append((usable, chosen, extra, static + cap + (saved @ rows.T).max(axis=1)))
+            found.append((usable, chosen, extra, np.maximum(static + cap + (saved @ rows.T).max(axis=1), updating)))
         if not found:
             # Every option is within the largest cap, so there is always a closest choice.
             assert closest is not None

@@ -27,6 +27,7 @@ from mindspore_bmpipe.problem import (
     Problem,
     schedule_of,
     stage_constants,
+    update_peak,
 )
 from mindspore_bmpipe.schedule import in_flight_rows
 
@@ -79,6 +80,7 @@ def _stage_counts(
     """
     rows = in_flight_rows(schedule_of(problem))[stage]
     static = stage_constants(problem)[stage] + sum(problem.runs[run].static_bytes for chunk in units for run in chunk)
+    updating = update_peak(problem, ((run, 1) for chunk in units for run in chunk))
     best: tuple[list[list[list[int]]], int] | None = None
     for recomputed in range(sum(map(len, units)) + 1):
         counts = [[[0] * len(run.options) for run in problem.runs] for _ in units]
@@ -91,7 +93,7 @@ def _stage_counts(
                 working_set = max(working_set, problem.runs[run].options[index].working_set_bytes)
                 position += 1
         in_flight = max(sum(count * size for count, size in zip(row, saved, strict=True)) for row in rows)
-        peak = static + in_flight + working_set
+        peak = max(static + in_flight + working_set, updating)
         if peak <= problem.memory_limit_bytes[stage]:
             return counts, peak
         if best is None or peak < best[1]:

@@ -1,6 +1,7 @@
 """Memory rows of the integer program over counts.
 
     constant + sum static n + sum row * saved n + W[s] <= limit[s]                  for every in-flight row of stage s
+    constant + sum (static + update) n                 <= limit[s]                  while weights are updated
 
 Rows are scaled, since 1e11 bytes against a tolerance of 1e-6 is beyond double precision: every answer is checked in
 exact integers, and one that the tolerance let through is excluded.
@@ -43,6 +44,16 @@ def add_memory(variables: CountVariables, excess: mip.Var | None) -> None:
                 terms.append(-scale * largest * excess)
             fixed = scale * (limit - constants[stage] - constant)
             variables.model.add_constr(mip.xsum(terms) <= fixed, name=f"memory_{stage}_{number}")
+        if any(run.update_bytes for run in problem.runs):
+            terms = [
+                scale * (problem.runs[place[0]].static_bytes + problem.runs[place[0]].update_bytes) * var
+                for place in places
+                for var in variables.counts[place]
+            ]
+            if excess is not None:
+                terms.append(-scale * largest * excess)
+            fixed = scale * (limit - problem.stage_constant_bytes)
+            variables.model.add_constr(mip.xsum(terms) <= fixed, name=f"update_{stage}")
 
 
 def _add_working_set(

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.planner.knapsack import CapTable, RunFrontiers, cheapest_choice
-from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants
+from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants, update_peak
 from mindspore_bmpipe.schedule import in_flight_rows
 
 _MAX_BOUND_CAPS = 6
@@ -73,6 +73,8 @@ class StageOptions:
         self._backward_before = _before([run.backward_ms for _, run in ones])
         static = np.array([run.static_bytes for _, run in ones], dtype=np.int64)
         self._static_before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(static)))
+        updating = static + np.array([run.update_bytes for _, run in ones], dtype=np.int64)
+        self._updating_before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(updating)))
         self._units_before = np.zeros((problem.units + 1, len(problem.runs)), dtype=np.int64)
         for unit, (index, _) in enumerate(ones):
             self._units_before[unit + 1] = self._units_before[unit]
@@ -102,7 +104,7 @@ class StageOptions:
             saved = (units @ table.least_saved)[:, None] * self.in_flight[None, :]
             peak = self._constants + static[:, None] + table.reserved + saved
             best = np.where(possible[:, None], np.minimum(best, peak), best)
-        return best
+        return np.maximum(best, self._updating_from(low))
 
     def backward_bound_from(self, low: int) -> npt.NDArray[np.float64]:
         """Lower bound on the backward time of [low, high) on every stage, for every high > low: (highs, stages).
@@ -116,8 +118,14 @@ class StageOptions:
         for table in self._bound_caps:
             budget = (self.limits - self._constants - static[:, None] - table.reserved) // self.in_flight[None, :]
             best = np.minimum(best, table.extra_bound(units, budget))
+        best = np.where(self._updating_from(low) > self.limits, np.inf, best)
         # Sums in another order may round differently; the bound must stay below.
         return np.asarray((plain[:, None] + best) / self.speeds * (1 - _SAME_TIME))
+
+    def _updating_from(self, low: int) -> npt.NDArray[np.int64]:
+        """Memory of [low, high) while weights are updated, for every high > low: (highs, 1)."""
+        sums = self._updating_before[low + 1 :] - self._updating_before[low]
+        return np.asarray(self.problem.stage_constant_bytes + sums[:, None])
 
     def choice(self, stage: int, low: int, high: int) -> StageChoice | None:
         """The best options of units [low, high) on a stage, or `None` if none fit."""
@@ -135,6 +143,9 @@ class StageOptions:
         static = int(self._constants[stage])
         static += sum(units * problem.runs[index].static_bytes for index, units in segments)
         in_flight, limit = int(self.in_flight[stage]), problem.memory_limit_bytes[stage]
+        updating = update_peak(problem, segments)
+        if updating > limit:
+            return None
         best: tuple[float, int, tuple[tuple[int, ...], ...]] | None = None
         known: list[tuple[int, ...]] | None = None
         for table in self._caps:
@@ -153,7 +164,8 @@ class StageOptions:
         forward = sum(units * problem.runs[index].forward_ms for index, units in segments)
         backward = sum(units * problem.runs[index].backward_ms for index, units in segments)
         speed = problem.speeds[stage]
-        return StageChoice(forward / speed, (backward + best[0]) / speed, best[0], best[1], best[2])
+        peak = max(best[1], updating)
+        return StageChoice(forward / speed, (backward + best[0]) / speed, best[0], peak, best[2])
 
     def decision(self, bounds: tuple[int, ...]) -> Decision:
         """The decision in which stage s holds units bounds[s] to bounds[s + 1] - 1; every stage must fit."""

@@ -13,7 +13,6 @@ from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts
 from mindspore_bmpipe.costs.recompute import RecomputeModel
 from mindspore_bmpipe.costs.rules import unknown_primitives
 from mindspore_bmpipe.costs.rules.base import Engine
-from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
 from mindspore_bmpipe.costs.unit_model import UnitModel
 from mindspore_bmpipe.report.tables import render_rows
 
@@ -23,7 +22,6 @@ _MIB = 1 << 20
 def explain(
     costs: NetworkCosts,
     hardware: Hardware,
-    static: StaticSettings,
     evaluated: EvaluatedCosts,
     sizes: Mapping[str, int],
 ) -> dict[str, Any]:
@@ -36,7 +34,6 @@ def explain(
             units[-1]["last"] = unit.name
             continue
         previous = (id(model), numbers.kind)
-        fixed = sum(static_bytes(costs.graph.parameters[name], static) for name in unit.parameters)
         units.append(
             {
                 "name": unit.name,
@@ -45,7 +42,8 @@ def explain(
                 "cells": list(unit.cells),
                 "trainable": numbers.trainable,
                 **{key: str(value) for key, value in unit_expressions(model, hardware).items()},
-                "static_bytes": fixed,
+                "static_bytes": numbers.static_bytes,
+                "update_bytes": numbers.update_bytes,
                 "forward_ms": numbers.forward_ms,
                 "backward_ms": numbers.backward_ms,
                 **_communication_ms(model, hardware, sizes),

@@ -29,7 +29,7 @@ class Peak:
 
     activation_bytes: int
     """Bytes of all tensors alive while chunks run, weights and optimizer state left out."""
-    optimizer_bytes: int
+    update_bytes: int
     """The same after the last backward, while weights are updated."""
     during: Action | None
     """Action that runs; `None` between actions."""
@@ -58,8 +58,8 @@ def parameter_bytes(module: Module) -> dict[str, int]:
     return {name: _bytes(kind) for name, kind in module.parameters.items()}
 
 
-def activation_peak(rank: RankGraph) -> Peak:
-    """Run the graph on sizes and find the peak."""
+def memory_peaks(rank: RankGraph) -> Peak:
+    """Run the graph on sizes and find the peaks."""
     runner = _Runner(rank)
     runner.run()
     return runner.peak()
@@ -114,7 +114,7 @@ class _Runner:
         at = self._steps[best] if self._steps else _Step((), (), "", -1)
         return Peak(
             activation_bytes=peak,
-            optimizer_bytes=update,
+            update_bytes=update,
             during=calls[at.call].action if at.call >= 0 else None,
             operation=at.scope,
             largest=tuple((scope, makers[scope], size) for scope, size in sizes.most_common(40)),

@@ -1,44 +1,109 @@
-"""Memory that the cost model predicts for a stage of a plan, at the sizes of the traced network."""
+"""Memory that the cost model predicts for a stage of a plan, at the sizes of the traced network.
+
+The numbers of a unit are those the planner gets. How they add up is exact here: while a unit runs, what the units after
+it keep of the same micro-batch is not there yet, or is free again. The planner adds the largest working set to all that
+is kept (`mindspore_bmpipe.problem`), which is never less.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from mindspore_bmpipe.costs.network import NetworkCosts
 from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows
-from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
+from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule import in_flight_rows, make_schedule
 from mindspore_bmpipe.verify.expected import relative_cell
 
-
-def static_settings(plan: Plan) -> StaticSettings:
-    """What static memory depends on, as the plan was made."""
-    return StaticSettings(
-        int(plan.settings.get("data_parallel") or 1), int(plan.settings.get("optimizer_shard_level") or 0)
-    )
+COMPILED = StaticSettings(float32_state=False)
+"""What holds for the step that `verify` compiles: one rank a stage, with MindSpore's own Adam."""
 
 
-def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> tuple[int, int]:
-    """Static bytes, and peak bytes of everything else, of one stage."""
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted bytes of one stage."""
+
+    static: int
+    """Weights, gradients and optimizer state."""
+    activations: int
+    """Peak of everything else while chunks run."""
+    planned_activations: int
+    """The same as the planner counts it."""
+    update: int
+    """What updating the weights takes beyond the static bytes."""
+
+    @property
+    def peak(self) -> int:
+        """All bytes at the larger of both moments."""
+        return self.static + max(self.activations, self.update)
+
+    @property
+    def planned_peak(self) -> int:
+        """The same as the planner counts it."""
+        return self.static + max(self.planned_activations, self.update)
+
+
+class _UnitMemory(NamedTuple):
+    saved: float
+    working_set: float
+    held: float
+
+
+def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
+    """Predict the memory of one stage."""
     sizes = dict(costs.graph.symbols)
-    chunks = 1 + max(unit.chunk for unit in plan.units)
-    saved = [0.0] * chunks
-    weights = 0
-    working = shared = 0.0
-    settings = static_settings(plan)
-    for planned, unit, model in zip(plan.units, costs.split.units, costs.models, strict=True):
-        known = RecomputeModel(model)
+    chunks: list[list[_UnitMemory]] = [[] for _ in range(1 + max(unit.chunk for unit in plan.units))]
+    weights: dict[str, int] = {}
+    shared = 0.0
+    for number, (planned, unit, model) in enumerate(zip(plan.units, costs.split.units, costs.models, strict=True)):
+        recompute = RecomputeModel(model)
         values = model.basis.values(sizes)
-        kept = known.kept(())[0] | known.kept(known.whole())[0]
+        kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
         shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
-        if planned.stage != stage:
-            continue
-        option = known.option(tuple(relative_cell(cell, unit.cells) for cell in planned.recompute_cells))
-        saved[planned.chunk] += float(option.saved @ values)
-        working = max(working, evaluate_rows(option.working_set, values))
-        weights += sum(static_bytes(costs.graph.parameters[name], settings) for name in unit.parameters)
+        if planned.stage == stage:
+            option = recompute.option(tuple(relative_cell(cell, unit.cells) for cell in planned.recompute_cells))
+            chunks[planned.chunk].append(
+                _UnitMemory(
+                    saved=float(option.saved @ values),
+                    working_set=max(0.0, evaluate_rows(option.working_set, values)),
+                    held=float(model.bytes_of(model.held) @ values),
+                )
+            )
+            weights.update((name, costs.split.owner(name, number)) for name in unit.parameters)
     schedule = make_schedule(
-        str(plan.settings["schedule"]), len(plan.stages), chunks, int(plan.settings["micro_batches"])
+        str(plan.settings["schedule"]), len(plan.stages), len(chunks), int(plan.settings["micro_batches"])
     )
     rows = in_flight_rows(schedule)[stage]
-    activations = max(sum(number * (size + shared) for number, size in zip(row, saved, strict=True)) for row in rows)
-    return weights, round(activations + working)
+    known = costs.graph.parameters
+    copies = sum(weight_bytes(known[name]) for name, owner in weights.items() if plan.units[owner].stage != stage)
+    return Prediction(
+        static=sum(static_bytes(known[name], COMPILED) for name in weights),
+        activations=copies + round(_peak(chunks, rows, shared)),
+        planned_activations=copies + round(_bound(chunks, rows, shared)),
+        update=sum(gradient_bytes(known[name], COMPILED) for name in weights),
+    )
+
+
+def _in_flight(chunks: Sequence[Sequence[_UnitMemory]], row: Sequence[int], shared: float) -> float:
+    return sum(number * (shared + sum(unit.saved for unit in units)) for number, units in zip(row, chunks, strict=True))
+
+
+def _peak(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]], shared: float) -> float:
+    """Largest of all moments at which a unit runs: everything in flight, less what later units of its chunk keep."""
+    peak = 0.0
+    for row in rows:
+        whole = _in_flight(chunks, row, shared)
+        for number, units in zip(row, chunks, strict=True):
+            later = 0.0
+            for unit in reversed(units) if number else ():
+                peak = max(peak, whole - later + unit.working_set)
+                later += unit.saved - unit.held
+    return peak
+
+
+def _bound(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]], shared: float) -> float:
+    kept = max(_in_flight(chunks, row, 0.0) for row in rows) + max(map(sum, rows)) * shared
+    return kept + max(unit.working_set for units in chunks for unit in units)

@@ -13,7 +13,8 @@ _MIB = 1 << 20
 
 def render_verification(result: Verification, name: str) -> str:
     """A table of the stages, then everything that differs, then the warnings."""
-    columns = ["stage", "compile s", "operations", "run again", "weights MiB", "activations MiB", "predicted", "wrong"]
+    columns = ["stage", "compile s", "operations", "run again", "weights MiB", "activations MiB",
+               "update MiB", "predicted", "wrong"]  # fmt: skip
     rows = [_row(stage) for stage in result.stages]
     lines = [render_rows(f"{name}: compiled for Ascend, {result.ranks} ranks", columns, rows).rstrip()]
     lines.extend(f"wrong: {finding}" for finding in result.findings)
@@ -49,7 +50,8 @@ def _row(stage: VerifiedStage) -> list[str]:
         "-" if checked is None else str(checked.operations),
         "-" if checked is None else str(checked.repeated),
         "-" if memory is None else f"{memory.weights / _MIB:.2f}",
-        "-" if memory is None else f"{memory.activations / _MIB:.2f}",
+        "-" if memory is None else f"{memory.peak.activation_bytes / _MIB:.2f}",
+        "-" if memory is None else f"{memory.peak.update_bytes / _MIB:.2f}",
         "-" if memory is None else f"{memory.error:+.1%}",
         str(len(stage.findings)),
     ]
@@ -72,10 +74,12 @@ def _summary(stage: VerifiedStage) -> dict[str, Any]:
     if stage.memory is not None:
         found.update(
             static_bytes=stage.memory.weights,
-            predicted_static_bytes=stage.memory.predicted_weights,
-            activation_bytes=stage.memory.activations,
-            predicted_activation_bytes=stage.memory.predicted_activations,
-            optimizer_bytes=stage.memory.peak.optimizer_bytes,
+            predicted_static_bytes=stage.memory.predicted.static,
+            activation_bytes=stage.memory.peak.activation_bytes,
+            predicted_activation_bytes=stage.memory.predicted.activations,
+            planned_activation_bytes=stage.memory.predicted.planned_activations,
+            update_bytes=stage.memory.peak.update_bytes,
+            predicted_update_bytes=stage.memory.predicted.update,
             peak_during=None if stage.memory.peak.during is None else str(stage.memory.peak.during),
             peak_operation=stage.memory.peak.operation,
         )

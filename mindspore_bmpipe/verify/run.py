@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mindspore_bmpipe.costs.network import NetworkCosts, network_costs
-from mindspore_bmpipe.costs.static_memory import static_bytes
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.mindir import load_module
@@ -23,8 +22,8 @@ from mindspore_bmpipe.verify.children import Progress, Rank, compile_ranks
 from mindspore_bmpipe.verify.expected import Expected, expect
 from mindspore_bmpipe.verify.finding import Finding
 from mindspore_bmpipe.verify.jobs import SCHEDULERS, Answer, Compile, cluster_size
-from mindspore_bmpipe.verify.memory import Peak, activation_peak, parameter_bytes
-from mindspore_bmpipe.verify.prediction import predicted_memory, static_settings
+from mindspore_bmpipe.verify.memory import Peak, memory_peaks, parameter_bytes
+from mindspore_bmpipe.verify.prediction import Prediction, predicted_memory
 from mindspore_bmpipe.verify.rank_graph import RankGraph, read_rank_graph
 from mindspore_bmpipe.verify.sharded import record_sharded
 from mindspore_bmpipe.verify.stand_in import stand_in
@@ -36,20 +35,21 @@ class StageMemory:
     """Memory of a stage as compiled and as predicted, at the sizes that were compiled."""
 
     weights: int
-    """Bytes of weights, gradients and optimizer state by the rules of the cost model, for the weights compiled."""
-    predicted_weights: int
-    """The same as the plan predicts it."""
-    activations: int
-    """Peak of everything else by liveness over the compiled graph."""
-    predicted_activations: int
-    """The same as the plan predicts it."""
+    """Bytes of weights, gradients and optimizer state that the compiled graph holds."""
     peak: Peak
-    """Where the compiled peak is."""
+    """Peaks of everything else, by liveness over the compiled graph."""
+    predicted: Prediction
+    """The same as the cost model predicts it."""
+
+    @property
+    def compiled_peak(self) -> int:
+        """Compiled bytes of the whole at the larger of both moments."""
+        return self.weights + max(self.peak.activation_bytes, self.peak.update_bytes)
 
     @property
     def error(self) -> float:
-        """Predicted over compiled bytes of the whole, minus 1."""
-        return (self.predicted_weights + self.predicted_activations) / (self.weights + self.activations) - 1
+        """Predicted over compiled peak of the whole, minus 1."""
+        return self.predicted.peak / self.compiled_peak - 1
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,6 @@ def compare(expected: Expected, stages: Sequence[int], ranks: int, answers: Mapp
         memory = None
         if expected.has_types_of(ranks) and str(plan.settings["schedule"]) in registered():
             memory = _memory(expected, stage, graphs[stage])
-            if memory.peak.optimizer_bytes > memory.activations:
-                warnings.append(
-                    f"stage {stage}: updating the weights takes {memory.peak.optimizer_bytes} bytes (a scaled copy of "
-                    f"all gradients), more than the {memory.activations} of all activations; the plan does not count it"
-                )
         verified.append(
             VerifiedStage(stage, rank, answer.seconds, answer.peak_bytes, checked, memory, checked.findings)
         )
@@ -213,14 +208,8 @@ def _rank(
 
 def _memory(expected: Expected, stage: int, graph: RankGraph) -> StageMemory:
     costs, plan = expected.costs, expected.plan
-    held = [name for name in parameter_bytes(graph.module) if name in costs.graph.parameters]
-    settings = static_settings(plan)
-    peak = activation_peak(graph)
-    weights, activations = predicted_memory(costs, plan, stage)
     return StageMemory(
-        weights=sum(static_bytes(costs.graph.parameters[name], settings) for name in held),
-        predicted_weights=weights,
-        activations=peak.activation_bytes,
-        predicted_activations=activations,
-        peak=peak,
+        weights=sum(parameter_bytes(graph.module).values()),
+        peak=memory_peaks(graph),
+        predicted=predicted_memory(costs, plan, stage),
     )

@@ -1,0 +1,38 @@
+"""Predicted memory against stages that MindSpore compiled: tied tables, what recomputation leaves, two chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from verify_plans import Choose, hand_plan, keep_all, mixed, needs_compiler
+
+from mindspore_bmpipe.sources import load_costs
+from mindspore_bmpipe.verify.run import StageMemory, verify
+
+pytestmark = needs_compiler
+
+
+def memory_of(
+    folder: Path, network: str, settings: dict[str, Any], cuts: tuple[int, ...], stage: int, choose: Choose
+) -> StageMemory:
+    source = f"tools.examples.{network}:factory"
+    plan = hand_plan(load_costs(source, settings), cuts, choose)
+    plan.save(folder / "plan.json")
+    result = verify(plan, str(folder / "plan.json"), source, settings, (stage,))
+    (verified,) = result.stages
+    assert result.findings == () and verified.memory is not None
+    return verified.memory
+
+
+@pytest.mark.parametrize(("stage", "choose"), [(0, keep_all), (1, mixed)], ids=["owner", "reader"])
+def test_stages_of_a_tied_table(tmp_path: Path, stage: int, choose: Choose) -> None:
+    """A table larger than all activations: its gradients and the received copy are what counts."""
+    settings = {"layers": 2, "hidden": 64, "vocab": 8192, "sequence": 32}
+    memory = memory_of(tmp_path, "gpt", settings, (3,), stage, choose)
+    table = 4 * 8192 * 64
+    assert memory.peak.activation_bytes > table
+    assert memory.predicted.activations == pytest.approx(memory.peak.activation_bytes, rel=0.02)
+    assert memory.predicted.update == pytest.approx(memory.peak.update_bytes, rel=0.02)
+    assert memory.peak.update_bytes > table
