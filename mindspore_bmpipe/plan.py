@@ -130,6 +130,8 @@ class StageLoad:
     """Bytes kept for all micro-batches together, all step long."""
     working_set_bytes: int
     """Bytes alive only while a backward runs."""
+    update_bytes: int = 0
+    """Bytes alive only while weights are updated, when no micro-batch is in flight."""
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ def _loads(problem: Problem, decision: Decision) -> tuple[StageLoad, ...]:
             saved_bytes=parts.saved_bytes,
             shared_bytes=parts.shared_bytes,
             working_set_bytes=parts.working_set_bytes,
+            update_bytes=parts.update_bytes,
         )
         for virtuals, parts in zip(schedule_of(problem).virtual_of_chunk, memory_parts(problem, decision), strict=True)
     )

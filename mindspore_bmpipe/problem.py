@@ -236,6 +236,8 @@ class StageMemory:
     """Kept by each chunk for one micro-batch, from its forward until its backward has ended."""
     working_set_bytes: int
     """Largest working set of its units, alive while a backward runs."""
+    update_bytes: int
+    """Alive while weights are updated, when nothing else but static bytes is."""
 
 
 def memory_parts(problem: Problem, decision: Decision) -> tuple[StageMemory, ...]:
@@ -244,35 +246,27 @@ def memory_parts(problem: Problem, decision: Decision) -> tuple[StageMemory, ...
     for virtuals, constant in zip(schedule_of(problem).virtual_of_chunk, stage_constants(problem), strict=True):
         static = problem.stage_constant_bytes
         shared = constant - static
-        working_set = 0
+        working_set = update = 0
         saved = [0] * problem.chunks
         for chunk, virtual in enumerate(virtuals):
             for run, placed in zip(problem.runs, decision.counts, strict=True):
                 static += sum(placed[virtual]) * run.static_bytes
+                update += sum(placed[virtual]) * run.update_bytes
                 for count, option in zip(placed[virtual], run.options, strict=True):
                     if count:
                         saved[chunk] += count * option.saved_bytes
                         working_set = max(working_set, option.working_set_bytes)
-        result.append(StageMemory(static, shared, tuple(saved), working_set))
+        result.append(StageMemory(static, shared, tuple(saved), working_set, update))
     return tuple(result)
 
 
 def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int], ...]:
     """(static bytes, peak bytes) of each stage; exact integers."""
-    schedule = schedule_of(problem)
     result = []
-    for stage, (rows, parts) in enumerate(zip(in_flight_rows(schedule), memory_parts(problem, decision), strict=True)):
+    for rows, parts in zip(in_flight_rows(schedule_of(problem)), memory_parts(problem, decision), strict=True):
         in_flight = max(sum(count * size for count, size in zip(row, parts.saved_bytes, strict=True)) for row in rows)
-        running = parts.static_bytes + parts.shared_bytes + in_flight + parts.working_set_bytes
-        updating = update_peak(
-            problem,
-            (
-                (run, sum(placed[virtual]))
-                for virtual in schedule.virtual_of_chunk[stage]
-                for run, placed in enumerate(decision.counts)
-            ),
-        )
-        result.append((parts.static_bytes, max(running, updating)))
+        running = parts.shared_bytes + in_flight + parts.working_set_bytes
+        result.append((parts.static_bytes, parts.static_bytes + max(running, parts.update_bytes)))
     return tuple(result)
 
 

@@ -134,8 +134,8 @@ def test_sequences_in_parts() -> None:
         make_schedule("seqpipe", 2, 1, 4, 0)
     with pytest.raises(InputError, match=r"at most as many parts as stages \(2\), got 3"):
         make_schedule("seqvpp", 2, 2, 4, 3)
-    with pytest.raises(InputError, match="splits sequences only with several chunks"):
-        make_schedule("seqsmartvpp", 2, 1, 4, 2)
+    with pytest.raises(InputError, match=r"as many micro-batches as stages \(6\), parts of sequences counted, got 4"):
+        make_schedule("seqsmartvpp", 6, 2, 2, 2)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches", "parts"), [(2, 4, 2), (4, 8, 2), (4, 12, 3), (3, 3, 3)])

@@ -19,6 +19,7 @@ from mindspore_bmpipe.schedule import (
     registered,
     splits_backward,
     step_times,
+    sweep,
     timeline,
 )
 from mindspore_bmpipe.schedule.periodic import find_period
@@ -177,3 +178,22 @@ def test_a_plan_has_the_same_time_alone_and_among_others() -> None:
     backward = 2 * forward + rng.random((40, 8)) * rng.integers(0, 2, (40, 1))
     alone = [step_times(schedule, f, b, 0.1)[0] for f, b in zip(forward, backward, strict=True)]
     assert step_times(schedule, forward, backward, 0.1).tolist() == alone
+
+
+@pytest.mark.parametrize("setting", [("1f1b", 5, 1, 60), ("interleaved", 3, 2, 60), ("zero_bubble_v", 4, 2, 60)])
+@pytest.mark.parametrize("block", [1, 2, 5])
+def test_both_bounds_hold_wherever_they_are_made(setting: tuple[str, int, int, int], block: int) -> None:
+    schedule = make_schedule(*setting)
+    graph = dependency_graph(schedule)
+    period = find_period(graph)
+    assert period is not None
+    rng = random.Random(block)
+    for _ in range(25):
+        times = random_times(rng, schedule)
+        forward, backward, transfer, weight = times
+        durations = sweep.slot_durations(graph, forward, backward, weight)
+        ends = sweep.end_times(graph, durations, transfer)
+        lower, upper = periodic._bounds(graph, period, durations, transfer, ends[: period.cut(block)], block)
+        full = full_simulation(schedule, times)
+        assert lower[0] <= full * (1 + 1e-12)
+        assert upper[0] >= full * (1 - 1e-12)

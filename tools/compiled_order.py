@@ -60,7 +60,7 @@ _LOOPED = ((2, 2, 4), (2, 2, 5), (2, 3, 6), (3, 2, 5), (3, 2, 2), (4, 2, 8), (4,
 _V = ((2, 2, 4), (2, 2, 5), (2, 2, 8), (2, 2, 2), (3, 2, 6), (3, 2, 7), (3, 2, 2), (4, 2, 8), (4, 2, 10))
 _GROUPS = (3, 2, 8)
 """A remainder of two and two groups, which tells one larger group from two."""
-_PARTS = ((2, 1, 4, 2), (4, 1, 3, 2), (2, 2, 4, 2), (2, 2, 5, 2), (4, 2, 6, 2), (3, 2, 5, 3))
+_PARTS = ((2, 1, 4, 2), (2, 2, 5, 2), (4, 2, 6, 2), (3, 2, 5, 3))
 _ONE_MICRO_BATCH = ("1f1b", "interleaved", "zero_bubble_v")
 GOLDEN: tuple[Setting, ...] = (
     *(Setting(schedule, *numbers) for schedule in ("1f1b", "gpipe") for numbers in _FLAT),
@@ -71,6 +71,7 @@ GOLDEN: tuple[Setting, ...] = (
     ),
     *(Setting(schedule, *_GROUPS) for schedule in ("interleaved", "seqpipe", "seqvpp", "seqsmartvpp")),
     *(Setting(schedule, *numbers) for schedule in ("seqpipe", "seqvpp", "seqsmartvpp") for numbers in _PARTS),
+    Setting("seqpipe", 4, 1, 3, 2),
     *(Setting(schedule, 3, 1, 5) for schedule in ("interleaved", "seqpipe", "seqvpp", "seqsmartvpp")),
     *(Setting("zero_bubble_v", *numbers) for numbers in _V),
     *(Setting(schedule, 2, 2 if schedule != "1f1b" else 1, 1) for schedule in _ONE_MICRO_BATCH),
@@ -156,8 +157,14 @@ def placement(setting: Setting) -> dict[str, tuple[int, int]]:
     return places
 
 
-def orders(settings: Iterable[Setting], at_once: int | None = None) -> dict[Setting, str]:
-    """Text of each setting: one line per stage, or :data:`REFUSED` and the compiler's reason."""
+def orders(settings: Iterable[Setting], at_once: int | None = None, transfers: bool = False) -> dict[Setting, str]:
+    """Text of each setting: one line per stage, or :data:`REFUSED` and the compiler's reason.
+
+    Args:
+        settings: what to compile.
+        at_once: compilers at the same time.
+        transfers: whether to write Sends and Receives too.
+    """
     wanted = tuple(settings)
     ranks = [
         Rank(
@@ -169,7 +176,7 @@ def orders(settings: Iterable[Setting], at_once: int | None = None) -> dict[Sett
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
         answers = compile_ranks(ranks, stand_in(), Path(folder), at_once=at_once)
-        return {setting: _text(setting, answers) for setting in wanted}
+        return {setting: _text(setting, answers, transfers) for setting in wanted}
 
 
 def header(setting: Setting) -> str:
@@ -193,7 +200,7 @@ def _compile(setting: Setting, stage: int) -> Compile:
     )
 
 
-def _text(setting: Setting, answers: Any) -> str:
+def _text(setting: Setting, answers: Any, transfers: bool) -> str:
     lines: list[str] = []
     for stage in range(setting.stages):
         answer = answers[f"{setting.name}_{stage}"]
@@ -204,7 +211,8 @@ def _text(setting: Setting, answers: Any) -> str:
         graph = read_rank_graph(load_module(answer.graph))
         if not graph.is_ordered:
             raise BmpipeError(f"{setting.name}: stage {stage}: its actions are not fully ordered")
-        lines.append(format_order(_pieces(graph, setting.sequence_parts)))
+        pieces = _pieces(graph, setting.sequence_parts)
+        lines.append(_with_transfers(graph, pieces) if transfers else format_order(pieces))
     return "\n".join(lines) + "\n"
 
 
@@ -213,6 +221,14 @@ def _pieces(graph: RankGraph, parts: int) -> list[Action]:
     return [
         call.action._replace(micro_batch=call.action.micro_batch * parts + call.sequence_chunk) for call in graph.calls
     ]
+
+
+def _with_transfers(graph: RankGraph, pieces: Sequence[Action]) -> str:
+    """Actions, Sends of what an action made (`F0>`) and Receives of what one reads (`>F0`), in the graph's order."""
+    number = {call.node: piece for call, piece in zip(graph.calls, pieces, strict=True)}
+    entries = [(node, str(piece)) for node, piece in number.items()]
+    entries += [(item.node, f"{item.action}>" if item.sends else f">{item.action}") for item in graph.transfers]
+    return " ".join(text for _, text in sorted(entries))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -225,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sequence-parts", type=int, default=1, help="parts of each sequence (seqpipe, seqvpp, seqsmartvpp)"
     )
+    parser.add_argument("--transfers", action="store_true", help="show Sends (F0>) and Receives (>F0) in the order")
     parser.add_argument("--at-once", type=int, help="compilers at the same time (default: one for each core)")
     parser.add_argument("--golden", type=Path, metavar="FOLDER", help="write the stored orders again")
     options = parser.parse_args(arguments)
@@ -240,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         setting = Setting(
             options.schedule, options.stages, options.chunks, options.micro_batches, options.sequence_parts
         )
-        sys.stdout.write(orders([setting], options.at_once)[setting])
+        sys.stdout.write(orders([setting], options.at_once, options.transfers)[setting])
     except BmpipeError as error:
         sys.stderr.write(f"compiled_order: {error}\n")
         return error.exit_code

@@ -44,7 +44,7 @@ class PlanSimulation:
     idle: tuple[StageIdle, ...]
     """Where the time of each stage goes."""
     memory: tuple[tuple[MemoryPoint, ...], ...]
-    """Memory of each stage over the step, as steps."""
+    """Memory of each stage over the step, as steps; at its end weights are updated."""
     critical: tuple[TimedAction, ...]
     """The actions along a longest path."""
 
@@ -73,14 +73,17 @@ def simulate_plan(plan: Plan) -> PlanSimulation:
             backward[virtual] = max(chunk.backward_ms - part, 0.0)
     times = (forward, backward, plan.transfer_ms, weight if splits_backward(schedule) else None)
     timed = timeline(schedule, *times)
+    step = max(entry.end_ms for entry in timed)
     memory = tuple(
-        memory_curve(
-            schedule, timed, stage.stage, stage.static_bytes + load.shared_bytes, load.saved_bytes,
-            load.working_set_bytes,
+        (
+            *memory_curve(
+                schedule, timed, stage.stage, stage.static_bytes + load.shared_bytes, load.saved_bytes,
+                load.working_set_bytes,
+            ),
+            MemoryPoint(step, stage.static_bytes + load.update_bytes),
         )
         for stage, load in zip(plan.stages, plan.loads, strict=True)
     )  # fmt: skip
-    step = max(entry.end_ms for entry in timed)
     _require_recorded(plan, step, [max(point.bytes for point in curve) for curve in memory])
     idle = stage_idle(schedule, timed, plan.transfer_ms)
     return PlanSimulation(plan, schedule, step, timed, idle, memory, critical_actions(schedule, *times))

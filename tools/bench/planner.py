@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.planner import SolveLimits, registered, solve
 from mindspore_bmpipe.problem import stage_memory
-from mindspore_bmpipe.schedule import make_schedule, step_times
+from mindspore_bmpipe.schedule import dependency_graph, make_schedule, step_times
+from mindspore_bmpipe.schedule.sweep import end_times, slot_durations
 from tools.bench.instances import INSTANCES
 
 HEADER = ("instance", "planner", "status", "step_ms", "bound_ms", "gap", "vs_best", "seconds", "peak_GB", "rss_GB")
@@ -56,9 +57,36 @@ def simulator_rate(stages: int = 16, chunks: int = 3, micro_batches: int = 16, p
     schedule = make_schedule("interleaved", stages, chunks, micro_batches)
     times = np.random.default_rng(0).random((plans, stages * chunks))
     step_times(schedule, times[:10], times[:10])
-    start = time.perf_counter()
+    start = time.process_time()
     step_times(schedule, times, 2 * times)
-    return plans / (time.perf_counter() - start)
+    return plans / (time.process_time() - start)
+
+
+def long_schedule(schedule: str, stages: int, chunks: int, micro_batches: int) -> str:
+    """Milliseconds for one plan of a long schedule, all actions simulated against by its bounds."""
+    start = time.process_time()
+    orders = make_schedule(schedule, stages, chunks, micro_batches)
+    graph = dependency_graph(orders)
+    built = time.process_time() - start
+    rng = np.random.default_rng(0)
+    seconds = {"all": 0.0, "bounds": 0.0}
+    size, worst, plans = stages * chunks, 0.0, 20
+    for _ in range(plans):
+        forward = 30.0 * rng.integers(3, 6, size)
+        backward = 2 * forward + 7.5 * rng.integers(0, 4, size)
+        durations = slot_durations(graph, forward, backward, None)
+        start = time.process_time()
+        full = end_times(graph, durations, 0.5).max()
+        seconds["all"] += time.process_time() - start
+        start = time.process_time()
+        bounded = step_times(orders, forward, backward, 0.5)[0]
+        seconds["bounds"] += time.process_time() - start
+        worst = max(worst, abs(bounded - full) / full)
+    return (
+        f"{schedule}, p = {stages}, v = {chunks}, m = {micro_batches}: {graph.size} actions, built in {built:.2f} s; "
+        f"{1e3 * seconds['all'] / plans:.1f} ms a plan simulated whole, {1e3 * seconds['bounds'] / plans:.1f} ms with "
+        f"bounds, largest relative difference {worst:.0e}"
+    )
 
 
 def _cell(value: object) -> str:
@@ -79,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.simulator:
         print(f"{simulator_rate():.0f} plans a second (interleaved, p = 16, v = 3, m = 16)")
+        for setting in (("1f1b", 64, 1, 1024), ("interleaved", 16, 3, 512), ("seqsmartvpp", 16, 2, 512)):
+            print(long_schedule(*setting))
         return 0
     unknown = [name for name in options.instances if name not in INSTANCES]
     if unknown:

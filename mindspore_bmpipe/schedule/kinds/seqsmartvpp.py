@@ -14,7 +14,7 @@ MAX_CHUNKS = None
 
 
 def orders(stages: int, chunks: int, micro_batches: int, parts: int = 1) -> tuple[tuple[Action, ...], ...]:
-    """Order of every stage; one chunk gives plain 1F1B.
+    """Order of every stage; one chunk gives that of `seqpipe`.
 
     Raises:
         InputError: as for `seqvpp`.
