@@ -30,6 +30,7 @@ from mindspore_bmpipe.problem import (
     virtual_stage_weights,
 )
 from mindspore_bmpipe.problem_config import problem_from_config
+from mindspore_bmpipe.shared_weights import with_shared_weights
 from mindspore_bmpipe.subjects import Subject
 
 TIME_TOLERANCE = 1e-3
@@ -37,10 +38,15 @@ TIME_TOLERANCE = 1e-3
 
 
 def pose(subject: Subject) -> Problem:
-    """The problem a planner is given."""
-    return problem_from_config(
+    """The problem a planner is given.
+
+    Raises:
+        InputError: settings are missing, or MindSpore refuses every plan with these settings.
+    """
+    problem = problem_from_config(
         subject.runs, subject.config, subject.stage_constant_bytes, subject.transfer_ms, subject.shared_saved_bytes
     )
+    return with_shared_weights(problem, subject)
 
 
 def solve_subject(

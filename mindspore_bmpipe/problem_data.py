@@ -153,6 +153,16 @@ def _validate(problem: Problem) -> None:
             "units, "
             f"the network has {problem.units}; lower stages or chunks, or split the network into more units"
         )
+    trainable = sum(run.count for run in problem.runs if run.trainable)
+    if trainable < problem.virtual_stages:
+        raise InputError(
+            f"stages: MindSpore needs a trainable weight on every one of {problem.stages} stages of {problem.chunks} "
+            f"chunk(s), and {trainable} of the {problem.units} units have one; lower stages or chunks"
+        )
+    if problem.stages > 1 and problem.micro_batches == 1:
+        raise InputError(
+            "micro_batches: MindSpore refuses a pipeline with 1 micro-batch; give at least 2, smaller ones if need be"
+        )
     schedule_of(problem)
     if len(problem.memory_limit_bytes) != problem.stages:
         raise InputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +45,18 @@ class UnitName:
 
 
 @dataclass(frozen=True)
+class SharedWeight:
+    """A weight that several units read."""
+
+    name: str
+    """Name of the weight."""
+    units: tuple[int, ...]
+    """The units, in order."""
+    is_borrowed: bool
+    """Whether one cell holds it and the others get it in their calls; MindSpore can send it only then."""
+
+
+@dataclass(frozen=True)
 class Subject:
     """What is planned: numbers for the planner and names for its answer."""
 
@@ -65,6 +78,8 @@ class Subject:
     """Settings, with everything resolved that the costs were evaluated for."""
     notes: tuple[str, ...]
     """What a reader should know."""
+    shared_weights: tuple[SharedWeight, ...] = ()
+    """Weights that several units read."""
     alternatives: tuple[Subject, ...] = ()
     """The same with other micro-batch sizes and numbers, where the planner may choose."""
 
@@ -109,6 +124,7 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
         transfer_ms=evaluated.transfer_ms,
         config=settled.config,
         notes=evaluated.notes,
+        shared_weights=_shared_weights(costs),
     )
 
 
@@ -282,6 +298,11 @@ def _run_name(group: Sequence[UnitCost]) -> str:
     name = group[0].unit.name
     parent, _, last = name.rpartition(".")
     return parent if parent and last.isdigit() else name
+
+
+def _shared_weights(costs: NetworkCosts) -> tuple[SharedWeight, ...]:
+    holders = Counter(name for cell in costs.graph.cells for name in cell.parameters)
+    return tuple(SharedWeight(name, units, holders[name] < 2) for name, units in costs.split.shared_parameters.items())
 
 
 def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:

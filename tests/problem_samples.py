@@ -80,11 +80,11 @@ def random_chunked_problem(seed: int) -> Problem:
     limits = tuple(rng.randint(6, 40) * 10**9 // 2 + rng.randint(0, 999) for _ in range(stages))
     fewest = {"zero_bubble_v": 2 * stages, "seqpipe": 1}.get(schedule, stages)
     problem = Problem(
-        runs=tuple(runs),
+        runs=_trainable_enough(runs, least),
         schedule=schedule,
         stages=stages,
         chunks=chunks,
-        micro_batches=rng.randint(fewest, fewest + 4),
+        micro_batches=max(rng.randint(fewest, fewest + 4), min(stages, 2)),
         memory_limit_bytes=limits if rng.random() < 0.5 else (limits[0],) * stages,
         shared_saved_bytes=rng.choice([0, 0, 3 * 10**7]),
         transfer_ms=rng.choice([0.0, rng.random()]),
@@ -124,11 +124,11 @@ def random_problem(seed: int) -> Problem:
         pins = (Pin(first, rng.randint(first, min(units - 1, first + 1)), rng.randrange(stages)),)
     limits = tuple(rng.randint(6, 40) * 10**9 // 2 + rng.randint(0, 999) for _ in range(stages))
     problem = Problem(
-        runs=tuple(runs),
+        runs=_trainable_enough(runs, stages),
         schedule=rng.choice(["1f1b", "gpipe"]),
         stages=stages,
         chunks=1,
-        micro_batches=rng.randint(1, 6),
+        micro_batches=max(rng.randint(1, 6), min(stages, 2)),
         memory_limit_bytes=limits if rng.random() < 0.5 else (limits[0],) * stages,
         stage_constant_bytes=rng.choice([0, 10**8]),
         shared_saved_bytes=rng.choice([0, 0, 3 * 10**7]),
@@ -176,6 +176,15 @@ def with_known_recipes(problem: Problem) -> Problem:
         for run in problem.runs
     )
     return replace(problem, runs=runs)
+
+
+def _trainable_enough(runs: list[Run], units: int) -> tuple[Run, ...]:
+    """The runs, with the first ones made trainable until enough units are."""
+    made = list(runs)
+    for index, run in enumerate(made):
+        if sum(other.count for other in made if other.trainable) < units:
+            made[index] = replace(run, trainable=True)
+    return tuple(made)
 
 
 def _random_options(rng: random.Random, most: int) -> tuple[Option, ...]:

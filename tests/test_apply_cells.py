@@ -157,10 +157,39 @@ def test_a_missing_unit_is_named(network: Network) -> None:
 
 
 def test_a_shared_weight_counts_in_each_unit_that_holds_it(network: Network) -> None:
-    network.blocks[3].feed.weight = network.blocks[0].feed.weight
+    network.blocks[3].feed.weight = network.blocks[2].feed.weight
     plan = make_plan(network)
     apply(network, plan)
     assert written(network)["blocks.3:pipeline_stage"] == 1
+
+
+def test_a_weight_that_cells_of_two_stages_hold_is_refused(network: Network) -> None:
+    network.blocks[3].feed.weight = network.blocks[0].feed.weight
+    refuse(network, make_plan(network), "cells 'blocks.0.feed', 'blocks.3.feed' hold one weight and are on stages 0, 1")
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "message"),
+    [
+        ((0, 0, 1, 0, 0, 0), (0, 0, 0, 1, 1, 1), "chunk 1 of stage 1 holds no trainable parameter"),
+        ((1, 1, 0, 1, 0, 0), (0, 0, 0, 1, 1, 1), "unit 'blocks.1' (stage 0, chunk 0) follows 'blocks.0' (stage 1"),
+        ((0, 0, 1, 1, 0, 0), (0, 0, 0, 1, 1, 1), "unit 'blocks.3' (stage 0, chunk 1) follows 'blocks.2' (stage 1"),
+    ],
+    ids=["a chunk without units", "chunks that start on stage 1", "chunks in a V"],
+)
+def test_chunks_in_an_order_that_the_compiler_refuses_are_refused(
+    network: Network, stages: tuple[int, ...], chunks: tuple[int, ...], message: str
+) -> None:
+    names = [unit.name for unit in make_plan(network, stages).units]
+    plan = make_plan(network, stages, {name: {"chunk": chunk} for name, chunk in zip(names, chunks, strict=True)})
+    refuse(network, plan, message)
+
+
+def test_chunks_in_a_v_are_what_zero_bubble_takes(network: Network) -> None:
+    names = [unit.name for unit in make_plan(network).units]
+    changes = {name: {"chunk": chunk} for name, chunk in zip(names, (0, 0, 0, 1, 1, 1), strict=True)}
+    apply(network, make_plan(network, (0, 0, 1, 1, 0, 0), changes, schedule="zero_bubble_v"))
+    assert written(network)["head:pipeline_segment"] == 1
 
 
 @pytest.mark.parametrize(

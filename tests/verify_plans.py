@@ -16,7 +16,7 @@ from mindspore_bmpipe.costs.network import NetworkCosts
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.planner import Solution, Status
 from mindspore_bmpipe.planning import plan_of, pose
-from mindspore_bmpipe.problem import Decision, evaluate
+from mindspore_bmpipe.problem import Decision, check, evaluate
 from mindspore_bmpipe.subjects import subject_of_network
 from mindspore_bmpipe.verify.stand_in import COMPILER_VARIABLE, COMPILERS, real_toolkit
 
@@ -41,9 +41,10 @@ def mixed(unit: int, names: list[str]) -> str:
 
 
 def hand_plan(costs: NetworkCosts, cuts: Sequence[int], choose: Choose = keep_all, **config: Any) -> Plan:
-    """A plan with the given first units of stages 1, 2, ... and the chosen options."""
-    settings = {"schedule": "1f1b", "hardware": "ascend910b", "memory_limit": "60GB", **config}
-    subject = subject_of_network(costs, parse_config({"stages": len(cuts) + 1, "micro_batches": 4, **settings}))
+    """A plan with the given first units of virtual stages 1, 2, ... and the chosen options; one chunk unless told."""
+    settings = {"schedule": "1f1b", "hardware": "ascend910b", "memory_limit": "60GB", "micro_batches": 4, **config}
+    settings.setdefault("stages", (len(cuts) + 1) // int(settings.setdefault("chunks", 1)))
+    subject = subject_of_network(costs, parse_config(settings))
     problem = pose(subject)
     counts = [[[0] * len(run.options) for _ in range(problem.virtual_stages)] for run in problem.runs]
     unit = 0
@@ -53,6 +54,7 @@ def hand_plan(costs: NetworkCosts, cuts: Sequence[int], choose: Choose = keep_al
             counts[index][sum(unit >= cut for cut in cuts)][names.index(choose(unit, names))] += 1
             unit += 1
     decision = Decision(tuple(tuple(tuple(row) for row in placed) for placed in counts))
+    assert check(problem, decision) == ()
     step = evaluate(problem, decision).step_time_ms
     solution = Solution(
         planner="hand", status=Status.FEASIBLE, decision=decision, step_time_ms=step, bound_ms=None, gap=None,

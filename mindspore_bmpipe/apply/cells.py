@@ -5,7 +5,6 @@ Recomputation cannot be switched off again, so everything is checked before the 
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections import Counter
@@ -25,14 +24,9 @@ from mindspore_bmpipe.apply.recorded import (
     stage_of,
     starts_recompute,
 )
+from mindspore_bmpipe.apply.stages import is_segmented, list_names, stage_violations
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.plan import Plan, UnitPlan
-
-SEGMENTED_SCHEDULE = "zero_bubble_v"
-"""The one schedule for which MindSpore reads `pipeline_segment`."""
-
-_LISTED = 5
-"""How many paths a message names before it only counts the rest."""
 
 _applied: weakref.WeakKeyDictionary[nn.Cell, Plan] = weakref.WeakKeyDictionary()
 
@@ -80,7 +74,13 @@ def apply(network: nn.Cell, plan: Plan) -> None:
     if not mismatches and _follows(found):
         _applied[network] = plan
         return
-    violations = [*mismatches, *_order(found), *_recompute_places(found), *_own_settings(found), *_shared(found)]
+    violations = [
+        *mismatches,
+        *stage_violations(plan, found.unit_of, found.cells),
+        *_recompute_places(found),
+        *_own_settings(found),
+        *_shared(found),
+    ]
     if violations:
         head = f"the plan of {plan.source} cannot be written onto {type(network).__name__}; nothing has been changed:"
         if mismatches:
@@ -143,7 +143,7 @@ def _mismatches(found: _Network) -> list[str]:
     for unit in units:
         missing = [path for path in unit.cells if path not in found.cells]
         if missing:
-            violations.append(f"unit {unit.name!r}: the network has no cell {_list(missing)}")
+            violations.append(f"unit {unit.name!r}: the network has no cell {list_names(missing)}")
             continue
         parameters, elements = _trainable(found, unit)
         if (parameters, elements) != (unit.parameters, unit.parameter_elements):
@@ -157,7 +157,7 @@ def _mismatches(found: _Network) -> list[str]:
         names = [name for name, _ in own_parameters(cell)]
         if names and path not in found.unit_of and path not in around:
             violations.append(
-                f"no unit of the plan covers the cell {path!r}, which holds the trainable parameter {_list(names)}"
+                f"no unit of the plan covers the cell {path!r}, which holds the trainable parameter {list_names(names)}"
             )
     return violations
 
@@ -171,26 +171,6 @@ def _trainable(found: _Network, unit: UnitPlan) -> tuple[int, int]:
         for _, parameter in own_parameters(found.cells[path])
     }
     return len(parameters), sum(parameters.values())
-
-
-def _order(found: _Network) -> list[str]:
-    """Stages that MindSpore cannot run."""
-    violations = []
-    units = found.plan.units
-    for stage in range(len(found.plan.stages)):
-        if not any(unit.parameters for unit in units if unit.stage == stage):
-            violations.append(f"stage {stage} holds no trainable parameter, and MindSpore needs one on every stage")
-    if any(not 0 <= unit.stage < len(found.plan.stages) for unit in units):
-        outside = [unit.name for unit in units if not 0 <= unit.stage < len(found.plan.stages)]
-        violations.append(f"unit {_list(outside)} is on a stage outside 0..{len(found.plan.stages) - 1}")
-    if all(unit.chunk == 0 for unit in units):
-        violations.extend(
-            f"unit {later.name!r} follows {earlier.name!r} on an earlier stage ({later.stage} < {earlier.stage}); "
-            "stages can only go back in an interleaved schedule"
-            for earlier, later in itertools.pairwise(units)
-            if later.stage < earlier.stage
-        )
-    return violations
 
 
 def _recompute_places(found: _Network) -> list[str]:
@@ -226,7 +206,7 @@ def _recompute_places(found: _Network) -> list[str]:
 def _own_settings(found: _Network) -> list[str]:
     """Stages and recomputation that someone else has already set on the network."""
     violations = []
-    segmented = _is_segmented(found.plan)
+    segmented = is_segmented(found.plan)
     for path, cell in found.cells.items():
         owner = found.unit_of.get(path)
         name = repr(path) if path else "the network itself"
@@ -276,15 +256,15 @@ def _shared(found: _Network) -> list[str]:
             if id(primitive) in planned and place not in planned[id(primitive)]:
                 elsewhere.setdefault(id(primitive), []).append(place)
     return [
-        f"primitive {_list(sorted(planned[key]))} is one object that {_list(places)} uses too, so recomputing it would "
-        "recompute it there as well; give each place its own primitive"
+        f"primitive {list_names(sorted(planned[key]))} is one object that {list_names(places)} uses too, so "
+        "recomputing it would recompute it there as well; give each place its own primitive"
         for key, places in elsewhere.items()
     ]
 
 
 def _follows(found: _Network) -> bool:
     """Whether the network is already exactly as the plan wants it."""
-    segmented = _is_segmented(found.plan)
+    segmented = is_segmented(found.plan)
     unit_roots = {path: unit for unit in found.plan.units for path in unit.cells}
     recompute_cells = {path for unit in found.plan.units for path in unit.recompute_cells}
     if not recompute_cells <= set(found.cells):
@@ -311,7 +291,7 @@ def _follows(found: _Network) -> bool:
 
 
 def _write(found: _Network) -> None:
-    segmented = _is_segmented(found.plan)
+    segmented = is_segmented(found.plan)
     for unit in found.plan.units:
         for path in unit.cells:
             # MindSpore refuses numpy integers.
@@ -327,14 +307,5 @@ def _write(found: _Network) -> None:
             primitive.recompute(True)
 
 
-def _is_segmented(plan: Plan) -> bool:
-    return plan.settings.get("schedule") == SEGMENTED_SCHEDULE
-
-
 def _join(path: str, attribute: str) -> str:
     return f"{path}.{attribute}" if path else attribute
-
-
-def _list(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_LISTED])
-    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"

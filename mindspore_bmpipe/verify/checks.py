@@ -52,17 +52,19 @@ def check_stage(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> 
     for chunk in sorted(planned - set(rank.forward)):
         units = [expected.plan.units[unit].name for unit in expected.units_at((stage, chunk))]
         findings.append(Finding(stage, "placement", units[0], f"chunk {chunk} ({', '.join(units)}) was not compiled"))
+    known: dict[int, MatchedChunk] = {}
     for chunk in sorted(rank.forward):
         place = (stage, chunk)
-        matched = match_chunk(
-            rank, chunk, expected.identities, _arriving(expected, place, typed), _crossing(expected, typed),
-            ranks != len(expected.plan.stages),
-        )  # fmt: skip
+        arriving = _arriving(expected, place, typed)
+        is_sharded = ranks != len(expected.plan.stages)
+        matched = match_chunk(rank, chunk, expected.identities, arriving, _crossing(expected, typed), is_sharded, known)
+        known[chunk] = matched
         findings.extend(_placement(expected, place, matched))
         findings.extend(_recompute(expected, place, matched))
         findings.extend(_weights(expected, place, matched))
         operations += len(matched.forward)
-        repeated += len(matched.recomputed)
+        repeated += len(matched.backward.recomputed)
+        findings.extend(_split(place, matched, notes))
     findings.extend(_held_weights(expected, stage, rank))
     findings.extend(check_transfers(expected, stage, rank, ranks))
     findings.extend(_order(expected, stage, rank, notes))
@@ -132,7 +134,7 @@ def _placement(expected: Expected, place: Place, matched: MatchedChunk) -> Itera
 def _recompute(expected: Expected, place: Place, matched: MatchedChunk) -> Iterable[Finding]:
     stage = place[0]
     identity = expected.identities.of_operation
-    found = {identity[op] for item in matched.recomputed for op in item.operations}
+    found = {identity[op] for item in matched.backward.recomputed for op in item.operations}
     planned_here: set[int] = set()
     for unit in expected.units_at(place):
         planned = [op for op in expected.repeated[unit] if op in identity]
@@ -146,7 +148,7 @@ def _recompute(expected: Expected, place: Place, matched: MatchedChunk) -> Itera
                 f"{len(planned)} operations do not run again: {_shorten(expected.describe_all(missing))}",
             )  # fmt: skip
     by_cell: dict[str, list[ChunkOperation]] = {}
-    for item in matched.recomputed:
+    for item in matched.backward.recomputed:
         if any(identity[op] in planned_here for op in item.operations):
             continue
         here = [op for op in item.operations if expected.place_of[op] == place] or list(item.operations)
@@ -169,10 +171,40 @@ def _weights(expected: Expected, place: Place, matched: MatchedChunk) -> Iterabl
         for name in expected.costs.split.units[unit].parameters
         if known[name].trainable
     }
-    for name in sorted(set(wanted) - matched.accumulated):
+    for name in sorted(set(wanted) - matched.backward.accumulated):
         yield Finding(place[0], "weights", wanted[name], f"its backward adds up no gradient of {name}")
-    for name in sorted(matched.accumulated - set(wanted)):
+    for name in sorted(matched.backward.accumulated - set(wanted)):
         yield Finding(place[0], "weights", "", f"adds up the gradient of {name}, which no unit of the stage has")
+
+
+def _split(place: Place, matched: MatchedChunk, notes: list[str]) -> Iterable[Finding]:
+    """The two parts of a split backward do together what the whole does, each gradient once."""
+    if not matched.parts:
+        return
+    inputs, weights = matched.parts
+    stage, whole = place[0], matched.backward
+    for name in sorted(inputs.accumulated & weights.accumulated):
+        yield Finding(stage, "weights", "", f"both parts of a split backward add up the gradient of {name}")
+    for name in sorted(inputs.accumulated ^ weights.accumulated ^ whole.accumulated):
+        yield Finding(stage, "weights", "", f"a split and a whole backward differ in the gradient of {name}")
+    again = {item.operations for part in matched.parts for item in part.recomputed}
+    missing = [item.node for item in whole.recomputed if item.operations not in again]
+    if missing:
+        kinds = ", ".join(dict.fromkeys(node.operation for node in missing))
+        yield Finding(
+            stage, "recompute", "",
+            f"{len(missing)} operations run again in a whole backward and in no part of a split one: {_shorten(kinds)}",
+            tuple(node.scope for node in missing[:_SHOWN_NODES]),
+        )  # fmt: skip
+    count = Counter(node.operation for part in matched.parts for node in part.operations)
+    count.subtract(Counter(node.operation for node in whole.operations))
+    more = sum(number for number in count.values() if number > 0)
+    if whole.recomputed and more:
+        products = sum(count[name] for name in ("MatMul", "BatchMatMul"))
+        notes.append(
+            f"stage {stage}, chunk {place[1]}: a split backward (B, then W) runs {more} operations more than a whole "
+            f"one (BW), {products} of them matrix products: W repeats what B has recomputed. The plan counts them once"
+        )
 
 
 def _held_weights(expected: Expected, stage: int, rank: RankGraph) -> Iterable[Finding]:

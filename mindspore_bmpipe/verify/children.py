@@ -62,10 +62,11 @@ def compile_ranks(
 
     Raises:
         TimeLimitError: the limit is over; the message says which ranks had not finished.
-        InputError: a child ended without an answer.
+        InputError: a child ended by itself without an answer. What a crash left unanswered is answered with an error.
     """
     waiting = list(enumerate(ranks))
     running: dict[int, tuple[Rank, subprocess.Popen[bytes], float]] = {}
+    ended: dict[int, tuple[int, float]] = {}
     started = time.monotonic()
     limit = at_once or cores()
     try:
@@ -76,6 +77,7 @@ def compile_ranks(
             for number, (rank, process, since) in list(running.items()):
                 if process.poll() is not None:
                     del running[number]
+                    ended[number] = process.returncode, time.monotonic() - since
                     if progress is not None:
                         progress(rank, time.monotonic() - since)
             if time_limit_s is not None and time.monotonic() - started > time_limit_s and (waiting or running):
@@ -92,6 +94,10 @@ def compile_ranks(
     for number, rank in enumerate(ranks):
         for wanted in rank.compiles:
             answer = read_answer(folder, wanted.name)
+            code, seconds = ended[number]
+            if answer is None and code < 0:
+                error = f"the compiling process was ended by {signal.Signals(-code).name}"
+                answer = Answer(wanted.name, None, seconds, 0, error)
             if answer is None:
                 log = _log(folder, number)
                 text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""

@@ -66,6 +66,18 @@ class ChunkOperation:
 
 
 @dataclass(frozen=True)
+class MatchedBackward:
+    """A backward function with its operations recognised."""
+
+    operations: tuple[Node, ...]
+    """All nodes that compute something."""
+    recomputed: tuple[ChunkOperation, ...]
+    """Those that repeat forward operations."""
+    accumulated: frozenset[str]
+    """Weights whose gradients it adds up."""
+
+
+@dataclass(frozen=True)
 class MatchedChunk:
     """A compiled chunk with its operations recognised."""
 
@@ -73,10 +85,12 @@ class MatchedChunk:
     """Chunk of the stage."""
     forward: tuple[ChunkOperation, ...]
     """Operations of the forward function."""
-    recomputed: tuple[ChunkOperation, ...]
-    """Operations of the backward function that repeat forward operations."""
-    accumulated: frozenset[str]
-    """Weights whose gradients the backward function adds up."""
+    backward: MatchedBackward
+    """The whole backward."""
+    parts: tuple[MatchedBackward, ...]
+    """Where the schedule splits it: the part that makes gradients of inputs, and that of weights; else empty."""
+    results: Any
+    """Identity of what the forward function returns; a tuple where it returns several values."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,7 @@ def match_chunk(
     planned: Sequence[Arriving],
     others: Sequence[Arriving] = (),
     sharded: bool = False,
+    before: Mapping[int, MatchedChunk] | None = None,
 ) -> MatchedChunk:
     """Recognise the operations of one chunk.
 
@@ -136,6 +151,7 @@ def match_chunk(
         planned: what the chunk receives according to the plan.
         others: what it may receive instead, looked at where the planned leave operations unrecognised.
         sharded: whether ranks of a stage share tensors, so that the compiler adds collectives.
+        before: chunks of this rank recognised so far; where a V turns, one chunk hands its results to the next.
     """
     inputs = [name for name, _ in rank.module.entry.inputs]
     call = next(call for call in rank.calls if call.action.kind == FORWARD and call.action.chunk == chunk)
@@ -143,7 +159,7 @@ def match_chunk(
     function = rank.module.functions[call.function]
 
     def described(labels: Mapping[int, int]) -> _Chunk:
-        made = _Chunk(rank.module, identities, labels, sharded)
+        made = _Chunk(rank.module, identities, labels, sharded, before or {})
         made.run_forward(function, [made.leaf(passed.leaves[name]) for name in passed.names])
         return made
 
@@ -154,11 +170,11 @@ def match_chunk(
         for receive, candidates in _choices(rank, passed.receives, [*planned, *others]).items():
             for identity in candidates:
                 best = min(best, described({**best.received, receive: identity}), key=_Chunk.missed)
-    accumulated: set[str] = set()
-    for name, bound in closure_functions(rank.module, call.function)[:1]:
+    whole, *parts = (
         best.run_backward(rank.module.functions[name], bound)
-        accumulated = best.accumulated
-    return MatchedChunk(chunk, tuple(best.forward), tuple(best.recomputed), frozenset(accumulated))
+        for name, bound in closure_functions(rank.module, call.function)
+    )
+    return MatchedChunk(chunk, tuple(best.forward), whole, tuple(parts), best.results)
 
 
 def _choices(rank: RankGraph, receives: Sequence[int], arriving: Sequence[Arriving]) -> dict[int, list[int]]:
@@ -201,6 +217,7 @@ class _Arguments:
     def __init__(self, rank: RankGraph, call: int, inputs: Sequence[str]) -> None:
         nodes = rank.module.entry.nodes
         made = {node.output: (index, node) for index, node in enumerate(nodes)}
+        self._chunk_at = {call.node: call.action.chunk for call in rank.calls if call.action.kind == FORWARD}
         self.names = nodes[call].inputs
         self.receives: list[int] = []
         self.leaves: dict[str, Hashable] = {}
@@ -211,6 +228,7 @@ class _Arguments:
                 self.receives.append(int(str(leaf[1])))
 
     def _leaf(self, module: Module, name: str, made: Mapping[str, tuple[int, Node]], inputs: Sequence[str]) -> Hashable:
+        item: int | None = None
         while True:
             if name in module.parameters:
                 return ("weight", name)
@@ -221,23 +239,36 @@ class _Arguments:
             index, node = made[name]
             if node.operation == "Receive":
                 return ("receive", index)
+            if index in self._chunk_at:
+                return ("result", self._chunk_at[index], item)
             if node.operation in BOOKKEEPING or not node.inputs:
                 return _CONSTANT
-            name = node.inputs[0]
+            if node.operation in ITEMS:
+                item = constant_value(module, module.entry, node.inputs[1])
+            taken = item if node.operation in TUPLES and item is not None and item < len(node.inputs) else 0
+            name = node.inputs[taken]
 
 
 class _Chunk:
     """Runs the functions of a chunk on identities."""
 
-    def __init__(self, module: Module, identities: Identities, received: Mapping[int, int], sharded: bool) -> None:
+    def __init__(
+        self,
+        module: Module,
+        identities: Identities,
+        received: Mapping[int, int],
+        sharded: bool,
+        before: Mapping[int, MatchedChunk],
+    ) -> None:
         self._module = module
+        self._before = before
         self._sharded = sharded
         self._identities = identities
         self.received = received
         self._values: dict[str, Any] = {}
+        self.results: Any = None
         self.forward: list[ChunkOperation] = []
-        self.recomputed: list[ChunkOperation] = []
-        self.accumulated: set[str] = set()
+        self._backward: list[ChunkOperation] = []
         self._shares: set[tuple[str, str]] = set()
 
     def missed(self) -> int:
@@ -246,6 +277,12 @@ class _Chunk:
 
     def leaf(self, description: Hashable) -> int:
         """Identity of a value that the entry function passes."""
+        if isinstance(description, tuple) and description[0] == "result" and description[1] in self._before:
+            _, chunk, item = description
+            results = self._before[chunk].results
+            result = results[item] if isinstance(results, tuple) and item is not None else results
+            if isinstance(result, int):
+                return result
         if isinstance(description, tuple) and description[0] == "receive":
             known = self.received.get(int(description[1]))
             if known is not None and known != _NOTHING:
@@ -258,9 +295,10 @@ class _Chunk:
         for node in function.nodes:
             self._node(function, node, values, False)
         self._values = values
+        self.results = values.get(function.output)
 
-    def run_backward(self, function: Function, bound: Sequence[str]) -> None:
-        """Find the operations of the backward function that repeat the forward; ``bound`` are its first arguments."""
+    def run_backward(self, function: Function, bound: Sequence[str]) -> MatchedBackward:
+        """Describe every operation of a backward function; ``bound`` are its first arguments."""
         interned = self._identities.interned
         values: dict[str, Any] = {}
         for position, (name, _) in enumerate(function.inputs):
@@ -268,12 +306,19 @@ class _Chunk:
                 values[name] = self._values.get(bound[position], _intern(interned, _CONSTANT))
             else:
                 values[name] = _intern(interned, ("gradient", position - len(bound)))
+        self._backward = []
+        accumulated: set[str] = set()
         for node in function.nodes:
             self._node(function, node, values, True)
             if node.operation == "AssignAdd":
                 target = values.get(node.inputs[0])
                 name = str(next((d[1] for d, i in interned.items() if i == target and isinstance(d, tuple)), ""))
-                self.accumulated.add(name.removeprefix("accu_grads."))
+                accumulated.add(name.removeprefix("accu_grads."))
+        return MatchedBackward(
+            operations=tuple(item.node for item in self._backward),
+            recomputed=tuple(item for item in self._backward if is_repeated(item.node)),
+            accumulated=frozenset(accumulated),
+        )
 
     def _node(self, function: Function, node: Node, values: dict[str, Any], is_backward: bool) -> None:
         interned = self._identities.interned
@@ -295,13 +340,10 @@ class _Chunk:
                 values[node.output] = _first(arguments, constant)
                 self._shares.add((function.name, node.output))
                 return
-            if not is_backward:
-                self.forward.append(ChunkOperation(node, matches, False))
-            elif is_repeated(node):
-                self.recomputed.append(ChunkOperation(node, matches, True))
+            (self._backward if is_backward else self.forward).append(ChunkOperation(node, matches, is_backward))
 
     def _item(self, function: Function, node: Node, arguments: Sequence[Any]) -> Any:
-        index = self._constant(function, node.inputs[1])
+        index = constant_value(self._module, function, node.inputs[1])
         source = arguments[0]
         if (function.name, node.inputs[0]) in self._shares:
             return source
@@ -309,11 +351,13 @@ class _Chunk:
             return source[index] if isinstance(index, int) else source
         return _intern(self._identities.interned, ("item", source, index))
 
-    def _constant(self, function: Function, name: str) -> Any:
-        for place in (function, *self._module.functions.values(), self._module.entry):
-            if name in place.constants:
-                return place.constants[name].value
-        return None
+
+def constant_value(module: Module, function: Function, name: str) -> Any:
+    """Value of a constant read in a function; `None` if there is none."""
+    for place in (function, *module.functions.values(), module.entry):
+        if name in place.constants:
+            return place.constants[name].value
+    return None
 
 
 def _first(arguments: Sequence[Any], constant: int) -> Any:

@@ -1,0 +1,84 @@
+"""Rows of small cells, with and without weights of their own, to show what the compiler takes on a stage."""
+
+from __future__ import annotations
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import initializer
+
+WIDTH = 8
+
+
+class Weighted(nn.Cell):
+    """A product with a weight."""
+
+    def __init__(self, weight: Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.multiply = ops.MatMul()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, WIDTH) to (b, WIDTH)."""
+        return self.multiply(states, self.weight)
+
+
+class Borrowing(nn.Cell):
+    """A product with a weight that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiply = ops.MatMul()
+
+    def construct(self, states: Tensor, weight: Tensor) -> Tensor:
+        """Map (b, WIDTH) and a weight to (b, WIDTH)."""
+        return self.multiply(states, weight)
+
+
+class Activation(nn.Cell):
+    """No weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = ops.GeLU()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, WIDTH) to (b, WIDTH)."""
+        return self.activation(states)
+
+
+class Row(nn.Cell):
+    """Cells one after the other, then the mean."""
+
+    def __init__(self, kinds: str) -> None:
+        super().__init__()
+        shared = _weight("shared", True)
+        made = {
+            "w": lambda index: Weighted(_weight(f"weight_{index}", True)),
+            "f": lambda index: Weighted(_weight(f"weight_{index}", False)),
+            "t": lambda index: Weighted(shared),
+            "b": lambda index: Borrowing(),
+            "a": lambda index: Activation(),
+        }
+        self.borrows = tuple(kind == "b" for kind in kinds)
+        self.layers = nn.CellList([made[kind](index) for index, kind in enumerate(kinds)])
+        self.mean = ops.ReduceMean()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, WIDTH) to a scalar."""
+        for index, layer in enumerate(self.layers):
+            states = layer(states, self.layers[0].weight) if self.borrows[index] else layer(states)
+        return self.mean(states)
+
+
+def factory(kinds: str) -> tuple[Row, tuple[Tensor, ...]]:
+    """A row with one cell for each letter.
+
+    `w`eight of its own, `f`rozen weight, `t`ied weight (one object in all cells `t`), `b`orrowed weight of the first
+    cell, given in the call, `a`ctivation without any.
+    """
+    return Row(kinds), (Tensor(np.zeros((4, WIDTH)), mindspore.float32),)
+
+
+def _weight(name: str, trainable: bool) -> Parameter:
+    return Parameter(initializer("ones", (WIDTH, WIDTH), mindspore.float32), name=name, requires_grad=trainable)
