@@ -31,9 +31,9 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 @functools.cache
-def family_costs(name: str) -> NetworkCosts:
-    """Costs of one family's joint graph, with the sizes of its inputs as symbols."""
+def family_costs(name: str, symbolic: bool = False) -> NetworkCosts:
+    """Costs of one family's joint graph; with the sizes of its inputs as symbols, which takes three compiles."""
     build, settings = FAMILIES[name]
     with no_init_parameters():
         network, inputs = build(**settings)
-    return network_costs(trace(network, *inputs))
+    return network_costs(trace(network, *inputs, symbols=None if symbolic else {}))

@@ -2,7 +2,7 @@
 
 Queries, and keys with values, pass a narrow projection; positions rotate a part of each head of their own, which all
 key heads share. `dropless=True` sends every token to its experts by the grouped kernel; else experts take
-`capacity_factor` times an even share. Groups of experts in the routing are left out. Parameters live in the compute type.
+`capacity_factor` times an even share. Routing has no groups of experts. Parameters live in the compute type.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class LatentAttention(nn.Cell):
         query = self.split_query(self.query_up(self.query_norm(self.query_down(states))))
         plain_query, turned_query = mint.split(query, (self.plain, self.rotary), -1)
         narrow, turned_key = mint.split(self.kv_down(states), (self.kv_rank, self.rotary), -1)
-        plain_key, value = mint.split(
-            self.split_kv(self.kv_up(self.kv_norm(narrow))), (self.plain, self.value), -1
-        )
+        plain_key, value = mint.split(self.split_kv(self.kv_up(self.kv_norm(narrow))), (self.plain, self.value), -1)
         turned_key = mint.tile(self.rotary_key(self.split_rotary(turned_key)), (1, self.heads, 1, 1))
         query = mint.cat((plain_query, self.rotary_query(turned_query)), -1)
         key = mint.cat((plain_key, turned_key), -1)
@@ -114,10 +112,7 @@ class DeepSeek(nn.Cell):
         dense = settings["dense_layers"]
         self.embedding = TokenEmbedding(settings["vocab"], hidden, dtype)
         self.blocks = nn.CellList(
-            [
-                dense_block(settings) if layer < dense else expert_block(settings)
-                for layer in range(settings["layers"])
-            ]
+            [dense_block(settings) if layer < dense else expert_block(settings) for layer in range(settings["layers"])]
         )
         self.norm = RMSNorm(hidden, dtype)
         self.head = LanguageModelHead(settings["vocab"], hidden, dtype, tied=False)

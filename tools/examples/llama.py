@@ -1,8 +1,8 @@
-"""LLaMA-like decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU. Qwen2.5 adds biases to query, key
-and value (`qkv_bias`).
+"""LLaMA-like decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Parameters live in the compute type; norms compute in float32 and keep their weight in float32 too. Every shape that
-depends on the batch or the sequence is derived from the inputs, so the network can be traced at other sizes.
+Qwen2.5 is the same with biases on query, key and value (`qkv_bias`) and slower rotary positions. Parameters live in the
+compute type; norms compute in float32 and keep their weight in float32 too. Every shape that depends on the batch or
+the sequence is derived from the inputs, so the network can be traced at other sizes.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
@@ -37,12 +38,13 @@ class ScaleNorm(nn.Cell):
 
     def __init__(self, hidden: int, dtype: Any) -> None:
         super().__init__()
-        self.hidden = hidden
         self.weight = Parameter(initializer("ones", (hidden,), dtype), name="weight")
+        self.shift = Tensor(np.zeros(hidden), dtype)
+        self.norm = ops.LayerNorm(-1, -1)
 
     def construct(self, states: Tensor) -> Tensor:
         """Return the normalised states, same shape."""
-        return ops.layer_norm(states, (self.hidden,), self.weight)
+        return self.norm(states, self.weight, self.shift)[0]
 
 
 class Block(nn.Cell):

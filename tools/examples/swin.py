@@ -1,7 +1,7 @@
 """Swin transformer (arXiv 2103.14030): attention in windows, every second one shifted, patches merged between stages.
 
-Width and heads double from stage to stage while the side of the grid halves. Parameters live in the compute type; images
-come as float32 and are cast. Stochastic depth is left out.
+Width and heads double from stage to stage while the side of the grid halves; there is no stochastic depth. Parameters
+live in the compute type; images come as float32 and are cast.
 """
 
 from __future__ import annotations
@@ -66,13 +66,31 @@ class WindowAttention(Attention):
         return self.reshape(self.add_apart(separate, self.apart), scores.shape)
 
 
+class CyclicShift(nn.Cell):
+    """The grid moved by `shift` rows and columns, what leaves it coming in on the other side."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift = shift
+        self.join_rows = ops.Concat(1)
+        self.join_columns = ops.Concat(2)
+
+    def construct(self, grid: Tensor) -> Tensor:
+        """Return the grid, (b, side, side, hidden), with row `shift` and column `shift` first."""
+        grid = self.join_rows((grid[:, self.shift :], grid[:, : self.shift]))
+        return self.join_columns((grid[:, :, self.shift :], grid[:, :, : self.shift]))
+
+
 class Windows(nn.Cell):
     """The grid of patches cut into windows, attention in each, and the grid put together again."""
 
     def __init__(self, side: int, window: int, shift: int, attention: nn.Cell) -> None:
         super().__init__()
-        self.side, self.window, self.shift = side, window, shift
+        self.side, self.window, self.shifted = side, window, shift > 0
         self.attention = attention
+        if self.shifted:
+            self.shift = CyclicShift(shift)
+            self.shift_back = CyclicShift(side - shift)
         self.reshape = ops.Reshape()
         self.transpose = ops.Transpose()
 
@@ -81,15 +99,15 @@ class Windows(nn.Cell):
         batch, tokens, hidden = states.shape
         number, window = self.side // self.window, self.window
         grid = self.reshape(states, (batch, self.side, self.side, hidden))
-        if self.shift:
-            grid = ops.roll(grid, (-self.shift, -self.shift), (1, 2))
+        if self.shifted:
+            grid = self.shift(grid)
         grid = self.reshape(grid, (batch, number, window, number, window, hidden))
         windows = self.transpose(grid, (0, 1, 3, 2, 4, 5))
         seen = self.attention(self.reshape(windows, (batch * number * number, window * window, hidden)))
         grid = self.reshape(seen, (batch, number, number, window, window, hidden))
         grid = self.reshape(self.transpose(grid, (0, 1, 3, 2, 4, 5)), (batch, self.side, self.side, hidden))
-        if self.shift:
-            grid = ops.roll(grid, (self.shift, self.shift), (1, 2))
+        if self.shifted:
+            grid = self.shift_back(grid)
         return self.reshape(grid, (batch, tokens, hidden))
 
 
@@ -105,18 +123,15 @@ class PatchMerging(nn.Cell):
     def construct(self, states: Tensor) -> Tensor:
         """Map (b, side * side, hidden) to (b, side * side / 4, 2 * hidden)."""
         batch, tokens, hidden = states.shape
-        grid = states.reshape(batch, self.side, self.side, hidden)
-        corners = (grid[:, 0::2, 0::2], grid[:, 1::2, 0::2], grid[:, 0::2, 1::2], grid[:, 1::2, 1::2])
-        merged = ops.cat(corners, -1).reshape(batch, tokens // 4, 4 * hidden)
-        return self.projection(self.norm(merged))
+        half = self.side // 2
+        corners = states.reshape(batch, half, 2, half, 2, hidden).transpose(0, 1, 3, 4, 2, 5)
+        return self.projection(self.norm(corners.reshape(batch, tokens // 4, 4 * hidden)))
 
 
 class Stage(nn.Cell):
     """Blocks at one resolution, then merging unless it is the last stage."""
 
-    def __init__(
-        self, side: int, hidden: int, heads: int, layers: int, window: int, dtype: Any, last: bool
-    ) -> None:
+    def __init__(self, side: int, hidden: int, heads: int, layers: int, window: int, dtype: Any, last: bool) -> None:
         super().__init__()
         window = min(window, side)
         blocks = []
@@ -208,7 +223,7 @@ def relative_places(window: int) -> np.ndarray:
 
 
 def shifted_mask(side: int, window: int, shift: int) -> np.ndarray:
-    """Return the float32 mask (windows, 1, tokens, tokens) that keeps apart tokens which are no neighbours unshifted."""
+    """Return the float32 mask (windows, 1, tokens, tokens) that parts tokens which are no neighbours unshifted."""
     region = np.digitize(np.arange(side), [side - window, side - shift])
     regions = region[:, None] * 3 + region[None, :]
     number = side // window

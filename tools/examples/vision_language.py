@@ -1,7 +1,8 @@
 """Vision-language network: a ViT tower, a projector, and LLaMA-like blocks over image and text tokens, as in LLaVA.
 
 The units differ in size and kind along the network, which is what makes it hard to split evenly. `freeze_vision=True`
-takes the tower out of training, as LLaVA does. Parameters live in the compute type; images come as float32 and are cast.
+takes the tower out of training, as LLaVA does. Parameters live in the compute type; images come as float32 and are
+cast.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def grouped(site: Site) -> Iterator[Contribution]:
     """One operand's rows in groups, each times a matrix of its own: the same kernel gives both gradients."""
     if any(len(operands) != 1 for operands in site.arguments[:2]):
         raise InputError(
-            f"{site.primitive}: no derivative rule for lists of several tensors; trace the network itself instead of an "
-            "exported file"
+            f"{site.primitive}: no derivative rule for lists of several tensors; trace the network itself instead of "
+            "an exported file"
         )
     (rows,), (weights,) = site.arguments[:2]
     place = _GROUP_TYPE[site.primitive]
