@@ -11,12 +11,16 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore.ops.auto_generate import GroupedMatmul, GroupedMatmulV4, MoeTokenPermute, MoeTokenUnpermute
+from mindspore.ops.operations import nn_ops
 
 Shapes = Callable[[int, int, int], list[tuple[int, ...]]]
 
 PLACES = Tensor(np.array([1, 2, 0]), ms.int32)
 POINTS = Tensor(np.array([[0, 1], [1, 2]]), ms.int32)
 ROWS = Tensor(np.array([[0], [1]]), ms.int32)
+ENDS = Tensor(np.array([2, 2, 4]), ms.int64)
+CAUSAL = Tensor(np.triu(np.ones((2048, 2048)), 1), ms.uint8)
 
 
 def one(b: int, s: int, h: int) -> list[tuple[int, ...]]:
@@ -355,6 +359,31 @@ def einsum(x: Tensor, y: Tensor) -> Tensor:
     return ops.einsum("bij,bkj->bik", x, y)
 
 
+def grouped_matmul(x: Tensor, y: Tensor) -> Tensor:
+    return GroupedMatmul(split_item=3, group_type=0)([x], [y], None, None, None, None, None, ENDS)[0]
+
+
+def grouped_matmul_fourth(x: Tensor, y: Tensor) -> Tensor:
+    return GroupedMatmulV4()(
+        [x], [y], None, None, None, None, None, None, ENDS, None, None, None, 3, 0, 0, 0
+    )[0]  # fmt: skip
+
+
+def fused_attention(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    kernel = nn_ops.FlashAttentionScore(4, scale_value=0.25, input_layout="BNSD")
+    return kernel(x.astype(ms.float16), y.astype(ms.float16), z.astype(ms.float16), None, None, None, None)[3]
+
+
+def fused_attention_flat(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    kernel = nn_ops.FlashAttentionScore(4, scale_value=0.25, input_layout="BSH")
+    return kernel(x.astype(ms.float16), y.astype(ms.float16), z.astype(ms.float16), None, None, None, None)[3]
+
+
+def fused_attention_causal(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    kernel = nn_ops.FlashAttentionScore(4, scale_value=0.25, next_tokens=0, input_layout="BNSD", sparse_mode=2)
+    return kernel(x.astype(ms.float16), y.astype(ms.float16), z.astype(ms.float16), None, None, None, CAUSAL)[3]
+
+
 def softmax(x: Tensor) -> Tensor:
     return ops.softmax(x, -1)
 
@@ -652,6 +681,14 @@ def scatter_add(x: Tensor, y: Tensor) -> Tensor:
     return ops.tensor_scatter_add(x, ROWS, y)
 
 
+def send_to_experts(x: Tensor) -> Tensor:
+    return MoeTokenPermute()(x, ops.zeros((x.shape[0], 2), ms.int32))[0]
+
+
+def return_from_experts(x: Tensor, y: Tensor) -> Tensor:
+    return MoeTokenUnpermute()(x, ops.zeros((x.shape[0],), ms.int32), y)
+
+
 def argmax(x: Tensor) -> Tensor:
     return ops.argmax(x, -1).astype(ms.float32) * x[..., 0]
 
@@ -770,6 +807,14 @@ CASES: dict[str, list[tuple[Any, Shapes]]] = {
         (dense, lambda b, s, h: [(b, s, h), (6, h)]), (dense, lambda b, s, h: [(s, h), (6, h)]),
         (dense_bias, lambda b, s, h: [(b, s, h), (6, h), (6,)]), (dense_bias, lambda b, s, h: [(s, h), (6, h), (6,)]),
         (einsum, lambda b, s, h: [(b, s, h), (b, 6, h)]),
+        (grouped_matmul, lambda b, s, h: [(b * s, h), (3, h, 6)]),
+        (grouped_matmul_fourth, lambda b, s, h: [(b * s, h), (3, h, 6)]),
+    ],
+    "attention": [
+        (fused_attention, lambda b, s, h: [(b, 4, s, h)] * 3),
+        (fused_attention, lambda b, s, h: [(b, 4, s, h), (b, 2, s, h), (b, 2, s, h)]),
+        (fused_attention_flat, lambda b, s, h: [(b, s, 4 * h)] * 3),
+        (fused_attention_causal, lambda b, s, h: [(b, 4, s, h)] * 3),
     ],
     "reduction": [
         (softmax, one), (log_softmax, one), (log_softmax_extended, one), (total, one), (total_old, one),
@@ -795,7 +840,8 @@ CASES: dict[str, list[tuple[Any, Shapes]]] = {
         (gather, lambda b, s, h: [(s, h)]), (gather_inner, one), (gather_last, one),
         (gather_elements, lambda b, s, h: [(2, h)]), (gather_points, one), (embedding, lambda b, s, h: [(s, h)]),
         (index_select, one), (pick_rows, one), (scatter_add, lambda b, s, h: [(s, h), (2, h)]), (argmax, one),
-        (one_hot, lambda b, s, h: [(s, h)]),
+        (one_hot, lambda b, s, h: [(s, h)]), (send_to_experts, lambda b, s, h: [(s, h)]),
+        (return_from_experts, lambda b, s, h: [(2 * s, h), (s, 2)]),
     ],
     "loss": [
         (cross_entropy, lambda b, s, h: [(s, h)]), (cross_entropy_of_odds, lambda b, s, h: [(s, h), (s, h)]),

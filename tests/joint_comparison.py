@@ -15,7 +15,7 @@ VIEWS = frozenset({"ExpandDims", "ExpandDimsView", "Flatten", "Reshape", "Squeez
 MATRIX_PRIMITIVES = frozenset(
     {
         "BatchMatMul", "BatchMatMulExt", "Conv2DBackpropFilter", "Conv2DBackpropInput", "ConvolutionGrad",
-        "EinsumGrad", "FlashAttentionScoreGrad", "MatMul", "MatMulExt",
+        "EinsumGrad", "FlashAttentionScoreGrad", "GroupedMatmul", "GroupedMatmulV4", "MatMul", "MatMulExt",
     }
 )  # fmt: skip
 

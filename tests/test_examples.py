@@ -10,19 +10,21 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
 from mindspore.nn.utils import no_init_parameters
 
-from tools.examples import bert, gpt, llama, vision_language
+from tests.example_families import FAMILIES
+from tools.examples import bert, blip2, deepseek, gpt, llama, moe, palm, pangu_alpha, swin, vision_language, vit
 
 BUILDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "llama": (llama.factory, {}),
+    **{name: built for name, built in FAMILIES.items() if name != "deepseek-dropless"},  # its kernels are Ascend's
     "llama-tied": (llama.factory, {"tied": True, "kv_heads": 4, "dtype": "float16"}),
-    "gpt": (gpt.factory, {}),
     "gpt-alibi": (gpt.factory, {"alibi": True, "tied": False, "heads": 2}),
-    "bert": (bert.factory, {}),
     "vision-language": (vision_language.factory, {}),
 }
+EXTRA_LOSS = {"bert": math.log(2), "deepseek": deepseek.PREDICTION_WEIGHT * math.log(256)}
+"""BERT also guesses between two classes, DeepSeek-V3 guesses a second token."""
+CLASSES = {"vit": 10, "swin": 10}
 
 
 def parameter_count(build: Callable[..., Any], **settings: Any) -> int:
@@ -46,8 +48,8 @@ def test_tiny_network_has_finite_loss_and_gradients(name: str) -> None:
     parameters = network.trainable_params()
     loss, gradients = ms.value_and_grad(network, None, parameters)(*inputs)
     assert loss.shape == ()
-    # An untrained network guesses uniformly among 256 tokens; BERT adds a guess between two classes.
-    expected = math.log(256) + (math.log(2) if name == "bert" else 0)
+    # An untrained network guesses uniformly among 256 tokens, or the classes of an image.
+    expected = math.log(CLASSES.get(name, 256)) + EXTRA_LOSS.get(name, 0.0)
     assert float(loss.asnumpy()) == pytest.approx(expected, abs=0.35)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         values = gradient.astype(ms.float32).asnumpy()
@@ -67,6 +69,104 @@ def test_llama_sizes_are_the_published_ones(size: str, published: int) -> None:
     )
     assert by_hand == published
     assert parameter_count(llama.factory, size=size) == published
+
+
+@pytest.mark.parametrize(
+    ("build", "size", "published"),
+    [
+        (llama.factory, "qwen2.5_0.5b", 494_032_768),
+        (llama.factory, "qwen2.5_7b", 7_615_616_512),
+        (llama.factory, "qwen2.5_72b", 72_706_203_648),
+        (gpt.factory, "bloom_7b", 7_069_016_064),
+        (vit.factory, "b16", 86_567_656),
+        (vit.factory, "l16", 304_326_632),
+        (vit.factory, "h14", 632_045_800),
+        (swin.factory, "t", 28_288_354),
+        (swin.factory, "b", 87_768_224),
+    ],
+)
+def test_sizes_are_the_published_ones(build: Callable[..., Any], size: str, published: int) -> None:
+    assert parameter_count(build, size=size) == published
+
+
+@pytest.mark.parametrize(
+    ("build", "size", "published"),
+    [
+        # arXiv 2204.02311, table 1.
+        (palm.factory, "8b", 8.63e9),
+        (palm.factory, "62b", 62.50e9),
+        (palm.factory, "540b", 540.35e9),
+        # arXiv 2201.11990.
+        (gpt.factory, "mt_nlg_530b", 530e9),
+        # arXiv 2104.12369, table 1.
+        (pangu_alpha.factory, "2.6b", 2.6e9),
+        (pangu_alpha.factory, "200b", 207.0e9),
+        # arXiv 2103.14030, table 1.
+        (swin.factory, "l", 197e6),
+        # arXiv 2301.12597, table 1: all parts together.
+        (blip2.factory, "opt_2.7b", 3.8e9),
+    ],
+)
+def test_sizes_round_to_the_published_ones(build: Callable[..., Any], size: str, published: float) -> None:
+    assert parameter_count(build, size=size) == pytest.approx(published, rel=0.02)
+
+
+def test_deepseek_has_the_published_number_of_weights() -> None:
+    # arXiv 2412.19437: 671B in all, and 14B of the multi-token prediction with the table and head it shares.
+    assert parameter_count(deepseek.factory, size="671b", mtp=False) == pytest.approx(671e9, rel=0.001)
+    whole = parameter_count(deepseek.factory, size="671b")
+    shared = 2 * 129280 * 7168
+    assert whole - 671e9 + shared == pytest.approx(14e9, rel=0.05)
+
+
+def test_llava_trains_all_but_its_tower() -> None:
+    with no_init_parameters():
+        network, _ = vision_language.factory(size="llava_7b", layers=1)
+    frozen = [weight.name for weight in network.get_parameters() if not weight.requires_grad]
+    assert frozen and all(name.startswith("vision.") for name in frozen)
+    assert {weight.name.split(".")[0] for weight in network.trainable_params()} == {
+        "projector", "embedding", "blocks", "norm", "head",
+    }  # fmt: skip
+
+
+def test_blip2_trains_its_q_former_only() -> None:
+    with no_init_parameters():
+        network, _ = blip2.factory(size="opt_2.7b")
+    trained = network.trainable_params()
+    assert all(weight.name.startswith("projector.") for weight in trained)
+    # arXiv 2301.12597, table 1: 104M, without the text half of the Q-Former.
+    assert sum(math.prod(weight.shape) for weight in trained) == pytest.approx(104e6, rel=0.04)
+
+
+def test_capacity_drops_tokens_and_keeps_order() -> None:
+    # Two experts of one seat each for four tokens that all choose expert 1 first: the first token gets the seat.
+    ms.set_context(mode=ms.GRAPH_MODE)
+    layer = moe.CapacityExperts(hidden=4, ffn=8, experts=2, capacity_factor=0.5, dtype=ms.float32)
+    states = Tensor(np.arange(16, dtype=np.float32).reshape(1, 4, 4))
+    chosen = Tensor(np.array([[1], [1], [1], [1]], np.int32))
+    result = layer(states, chosen, Tensor(np.full((4, 1), 2.0, np.float32))).asnumpy()[0]
+    gate, up, down = (weight.asnumpy()[1] for weight in (layer.experts.gate, layer.experts.up, layer.experts.down))
+    inner = states.asnumpy()[0, 0] @ gate
+    expected = 2.0 * ((inner / (1 + np.exp(-inner)) * (states.asnumpy()[0, 0] @ up)) @ down)
+    np.testing.assert_allclose(result[0], expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(result[1:], 0.0)
+
+
+def test_shifted_windows_see_their_own_region_only() -> None:
+    # 8 x 8 patches in windows of 4, shifted by 2: the last window holds four regions of four patches.
+    mask = swin.shifted_mask(8, 4, 2)
+    assert mask.shape == (4, 1, 16, 16)
+    assert [(window == 0).sum() for window in mask] == [16 * 16, 2 * 8 * 8, 2 * 8 * 8, 4 * 4 * 4]
+
+
+def test_windows_come_back_to_their_places() -> None:
+    class Same(nn.Cell):
+        def construct(self, states: Tensor) -> Tensor:
+            return states
+
+    states = Tensor(np.arange(2 * 64 * 3, dtype=np.float32).reshape(2, 64, 3))
+    for shift in (0, 2):
+        np.testing.assert_array_equal(swin.Windows(8, 4, shift, Same())(states).asnumpy(), states.asnumpy())
 
 
 def test_tied_head_has_no_weight_of_its_own() -> None:
@@ -99,8 +199,8 @@ def test_gpt_puts_dropout_where_the_activation_formula_counts_it() -> None:
 
 
 def test_later_tokens_do_not_change_earlier_logits() -> None:
-    for build in (llama.factory, gpt.factory):
-        network, (ids, _) = build(layers=1)
+    for build in (llama.factory, gpt.factory, palm.factory, deepseek.factory):
+        network, (ids, *_) = build(layers=1)
         network.set_train(False)
         changed = ids.asnumpy().copy()
         changed[:, -1] = (changed[:, -1] + 7) % 256
@@ -155,3 +255,20 @@ def test_flash_attention_compiles_without_its_kernel(tmp_path: Path) -> None:
 def test_unusable_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llama.factory(**settings)
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "message"),
+    [
+        (palm.factory, {"head_size": 5}, "head_size is 5; rotary positions need an even head size"),
+        (swin.factory, {"window": 3}, "stage 0 has 16 x 16 patches, which windows of 3"),
+        (blip2.factory, {"query_heads": 5}, "query_hidden .48. must be a multiple of query_heads .5."),
+        (deepseek.factory, {"active": 9}, "active .9. must not exceed experts .8."),
+        (deepseek.factory, {"dropless": True}, "dropless=True needs dtype float16 or bfloat16"),
+    ],
+)
+def test_unusable_settings_of_other_networks_are_named(
+    build: Callable[..., Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**settings)

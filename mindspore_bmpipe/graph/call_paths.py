@@ -54,6 +54,11 @@ class CallPaths:
                 f"{caller or 'the network itself'!r}; trace the network again with this version"
             )
         local_name = self._scope_name(function)
+        # A cell inside the caller that gets all its weights fits whatever further weights it is passed (another cell's
+        # table); only where there is none, a cell elsewhere that several parents hold may be meant.
+        below = [item for item in fitting if item[0].path.startswith(inside)]
+        if any(own <= given for _, own in below):
+            fitting = below
         # A call may pass weights of other cells too (tied embeddings), and leave out weights it does not read.
         best = min(
             fitting,

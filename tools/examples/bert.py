@@ -17,6 +17,7 @@ from tools.examples.common import (
     COMPUTE_TYPES,
     MASKED_SCORE,
     CrossEntropyLoss,
+    FirstToken,
     LanguageModelHead,
     MergeHeads,
     SplitHeads,
@@ -81,15 +82,15 @@ class PaddingMask(nn.Cell):
         return self.reshape(self.scale(padding, MASKED_SCORE), (batch, 1, 1, length))
 
 
-class Attention(nn.Cell):
-    """Multi-head self-attention over both directions, with dropout on its weights."""
+class ProjectedAttention(nn.Cell):
+    """Multi-head attention of states over a source of `source_width`, with dropout on its weights."""
 
-    def __init__(self, hidden: int, heads: int, dtype: Any, dropout: float) -> None:
+    def __init__(self, hidden: int, heads: int, dtype: Any, dropout: float, source_width: int) -> None:
         super().__init__()
         self.inverse_root = (hidden // heads) ** -0.5
         self.q_proj = linear(hidden, hidden, dtype, bias=True)
-        self.k_proj = linear(hidden, hidden, dtype, bias=True)
-        self.v_proj = linear(hidden, hidden, dtype, bias=True)
+        self.k_proj = linear(source_width, hidden, dtype, bias=True)
+        self.v_proj = linear(source_width, hidden, dtype, bias=True)
         self.o_proj = linear(hidden, hidden, dtype, bias=True)
         self.split_query = SplitHeads(heads)
         self.split_key = SplitHeads(heads)
@@ -102,12 +103,33 @@ class Attention(nn.Cell):
         self.weigh = ops.BatchMatMul()
         self.merge = MergeHeads()
 
-    def construct(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Map (b, s, hidden) and the (b, 1, 1, s) mask to (b, s, hidden)."""
+    def attend(self, states: Tensor, source: Tensor, mask: Tensor | None) -> Tensor:
+        """Map (b, s, hidden) and (b, t, source_width) to (b, s, hidden); the mask is added to the scores."""
         query = self.scale(self.split_query(self.q_proj(states)), self.inverse_root)
-        scores = self.score(query, self.split_key(self.k_proj(states)))
-        weights = self.weights_dropout(self.softmax(self.add_mask(scores, mask)))
-        return self.o_proj(self.merge(self.weigh(weights, self.split_value(self.v_proj(states)))))
+        scores = self.score(query, self.split_key(self.k_proj(source)))
+        if mask is not None:
+            scores = self.add_mask(scores, mask)
+        weights = self.weights_dropout(self.softmax(scores))
+        return self.o_proj(self.merge(self.weigh(weights, self.split_value(self.v_proj(source)))))
+
+
+class Attention(ProjectedAttention):
+    """Self-attention over both directions."""
+
+    def __init__(self, hidden: int, heads: int, dtype: Any, dropout: float) -> None:
+        super().__init__(hidden, heads, dtype, dropout, hidden)
+
+    def construct(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (b, s, hidden) and the (b, 1, 1, s) mask to (b, s, hidden)."""
+        return self.attend(states, states, mask)
+
+
+class CrossAttention(ProjectedAttention):
+    """Attention over another sequence."""
+
+    def construct(self, states: Tensor, source: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (b, s, hidden) and (b, t, source_width) to (b, s, hidden); the mask is added to the scores."""
+        return self.attend(states, source, mask)
 
 
 class Block(nn.Cell):
@@ -126,8 +148,15 @@ class Block(nn.Cell):
 
     def construct(self, states: Tensor, mask: Tensor) -> Tensor:
         """Map (b, s, hidden) and the (b, 1, 1, s) mask to (b, s, hidden)."""
+        return self.transformed(self.attended(states, mask))
+
+    def attended(self, states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the states after attention, residual and norm."""
         attended = self.attention_dropout(self.attention(states, mask))
-        states = self.attention_norm(self.add_attention(states, attended))
+        return self.attention_norm(self.add_attention(states, attended))
+
+    def transformed(self, states: Tensor) -> Tensor:
+        """Return the states after the MLP, residual and norm."""
         transformed = self.feed_forward_dropout(self.feed_forward(states))
         return self.feed_forward_norm(self.add_feed_forward(states, transformed))
 
@@ -155,17 +184,14 @@ class NextSentenceHead(nn.Cell):
 
     def __init__(self, hidden: int, dtype: Any) -> None:
         super().__init__()
-        self.first = ops.StridedSlice()
-        self.reshape = ops.Reshape()
+        self.first = FirstToken()
         self.pooler = linear(hidden, hidden, dtype, bias=True)
         self.tanh = ops.Tanh()
         self.classifier = linear(hidden, 2, dtype, bias=True)
 
     def construct(self, states: Tensor) -> Tensor:
         """Map (b, s, hidden) to logits (b, 2)."""
-        batch, _, hidden = states.shape
-        first = self.first(states, (0, 0, 0), (batch, 1, hidden), (1, 1, 1))
-        return self.classifier(self.tanh(self.pooler(self.reshape(first, (batch, hidden)))))
+        return self.classifier(self.tanh(self.pooler(self.first(states))))
 
 
 class MaskedTokenLoss(nn.Cell):

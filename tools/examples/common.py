@@ -60,6 +60,12 @@ def token_ids(batch: int, sequence: int, vocab: int, offset: int = 0) -> Tensor:
     return Tensor(ids.reshape(batch, sequence).astype(np.int32))
 
 
+def freeze(cell: nn.Cell) -> None:
+    """Take every weight of a cell out of training."""
+    for parameter in cell.get_parameters():
+        parameter.requires_grad = False
+
+
 @ops.constexpr
 def positions(length: int) -> Tensor:
     """Return the float32 positions 0..length-1; evaluated while the graph is built."""
@@ -157,6 +163,20 @@ def shard_causal_mask(mask: CausalMask) -> None:
     mask.later.shard(((1, 1), (1, 1)))
     mask.cast.shard(((1, 1),))
     mask.scale.shard(((1, 1), ()))
+
+
+class FirstToken(nn.Cell):
+    """From (b, s, hidden) to the (b, hidden) states of the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slice = ops.StridedSlice()
+        self.reshape = ops.Reshape()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Return the states of the first token of every sample."""
+        batch, _, hidden = states.shape
+        return self.reshape(self.slice(states, (0, 0, 0), (batch, 1, hidden), (1, 1, 1)), (batch, hidden))
 
 
 class SplitHeads(nn.Cell):

@@ -39,6 +39,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "1.3b": {**_COMMON, "layers": 24, "hidden": 2048, "heads": 16, "ffn": 8192, "sequence": 2048},
     "22b": {**_COMMON, "layers": 48, "hidden": 6144, "heads": 64, "ffn": 24576, "sequence": 2048},
     "175b": {**_COMMON, "layers": 96, "hidden": 12288, "heads": 96, "ffn": 49152, "sequence": 2048},
+    "mt_nlg_530b": {**_COMMON, "layers": 105, "hidden": 20480, "heads": 128, "ffn": 81920, "sequence": 2048},
+    "bloom_7b": {
+        **_COMMON, "layers": 30, "hidden": 4096, "heads": 32, "ffn": 16384, "vocab": 250880, "sequence": 2048,
+        "alibi": True, "dropout": 0.0,
+    },
     "bloom_176b": {
         **_COMMON, "layers": 70, "hidden": 14336, "heads": 112, "ffn": 57344, "vocab": 250880, "sequence": 2048,
         "dtype": "bfloat16", "alibi": True, "dropout": 0.0,
@@ -109,11 +114,13 @@ class Attention(nn.Cell):
         batch, length, hidden = states.shape
         joint = self.reshape(self.qkv_proj(states), (batch, length, self.heads, 3 * hidden // self.heads))
         query, key, value = self.split(self.transpose(joint, (0, 2, 1, 3)))
-        scores = self.score(self.scale(query, self.inverse_root), key)
-        if self.masked:
-            scores = self.add_mask(scores, self.mask(length))
+        scores = self.biased(self.score(self.scale(query, self.inverse_root), key))
         weights = self.weights_dropout(self.softmax(scores))
         return self.o_proj(self.merge(self.weigh(weights, value)))
+
+    def biased(self, scores: Tensor) -> Tensor:
+        """Return the (b, heads, s, s) scores with what is added before the softmax."""
+        return self.add_mask(scores, self.mask(scores.shape[-1])) if self.masked else scores
 
 
 class FeedForward(nn.Cell):
@@ -131,12 +138,12 @@ class FeedForward(nn.Cell):
 
 
 class Block(nn.Cell):
-    """One pre-norm transformer layer; `mask` gives what is added to the scores, or is `None` for full attention."""
+    """One pre-norm transformer layer around a cell that maps (b, s, hidden) to the same shape by attention."""
 
-    def __init__(self, hidden: int, heads: int, ffn: int, dtype: Any, dropout: float, mask: nn.Cell | None) -> None:
+    def __init__(self, hidden: int, ffn: int, dtype: Any, dropout: float, attention: nn.Cell) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm((hidden,), dtype=dtype)
-        self.attention = Attention(hidden, heads, dtype, dropout, mask)
+        self.attention = attention
         self.attention_dropout = nn.Dropout(p=dropout)
         self.add_attention = ops.Add()
         self.feed_forward_norm = nn.LayerNorm((hidden,), dtype=dtype)
@@ -158,7 +165,7 @@ class Gpt(nn.Cell):
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
         dtype = COMPUTE_TYPES[settings["dtype"]]
-        hidden, heads = settings["hidden"], settings["heads"]
+        hidden = settings["hidden"]
         self.tied = settings["tied"]
         self.embedding = TokenEmbedding(settings["vocab"], hidden, dtype)
         if settings["alibi"]:
@@ -166,19 +173,7 @@ class Gpt(nn.Cell):
         else:
             self.position = PositionEmbedding(settings["sequence"], hidden, dtype)
         self.embedding_dropout = nn.Dropout(p=settings["dropout"])
-        self.blocks = nn.CellList(
-            [
-                Block(
-                    hidden,
-                    heads,
-                    settings["ffn"],
-                    dtype,
-                    settings["dropout"],
-                    AlibiMask(heads, dtype) if settings["alibi"] else CausalMask(dtype),
-                )
-                for _ in range(settings["layers"])
-            ]
-        )
+        self.blocks = nn.CellList([block_of(settings) for _ in range(settings["layers"])])
         self.norm = nn.LayerNorm((hidden,), dtype=dtype)
         self.head = LanguageModelHead(settings["vocab"], hidden, dtype, self.tied)
         self.loss = CrossEntropyLoss()
@@ -191,6 +186,14 @@ class Gpt(nn.Cell):
         states = self.norm(states)
         logits = self.head(states, self.embedding.weight) if self.tied else self.head(states)
         return self.loss(logits, labels)
+
+
+def block_of(settings: dict[str, Any]) -> Block:
+    """Return one causal layer for settings with hidden, heads, ffn, dtype and dropout; `alibi` may be left out."""
+    dtype, dropout = COMPUTE_TYPES[settings["dtype"]], settings["dropout"]
+    hidden, heads = settings["hidden"], settings["heads"]
+    mask = AlibiMask(heads, dtype) if settings.get("alibi") else CausalMask(dtype)
+    return Block(hidden, settings["ffn"], dtype, dropout, Attention(hidden, heads, dtype, dropout, mask))
 
 
 def alibi_slopes(heads: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """LLaMA-like decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-Parameters live in the compute type; norms compute in float32 and keep their weight in float32 too. Every shape that
-depends on the batch or the sequence is derived from the inputs, so the network can be traced at other sizes.
+Qwen2.5 is the same with biases on query, key and value (`qkv_bias`) and slower rotary positions. Parameters live in the
+compute type; norms compute in float32 and keep their weight in float32 too. Every shape that depends on the batch or
+the sequence is derived from the inputs, so the network can be traced at other sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ COMPRESSED_MASK_SIZE = 2048
 CAUSAL_COMPRESSED = 2
 """The fused kernel's `sparse_mode` for a causal mask given in compressed form."""
 
-_COMMON = {"batch": 1, "dtype": "bfloat16", "tied": False, "flash": False, "vocab": 32000}
+_COMMON = {
+    "batch": 1, "dtype": "bfloat16", "tied": False, "flash": False, "vocab": 32000, "qkv_bias": False,
+    "rotary_base": ROTARY_BASE,
+}  # fmt: skip
+_QWEN = {**_COMMON, "qkv_bias": True, "rotary_base": 1000000.0, "vocab": 152064, "sequence": 4096}
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         **_COMMON, "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 176, "vocab": 256, "batch": 2,
@@ -45,6 +50,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "7b": {**_COMMON, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008, "sequence": 4096},
     "13b": {**_COMMON, "layers": 40, "hidden": 5120, "heads": 40, "kv_heads": 40, "ffn": 13824, "sequence": 4096},
     "70b": {**_COMMON, "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "sequence": 4096},
+    "qwen2.5_0.5b": {
+        **_QWEN, "layers": 24, "hidden": 896, "heads": 14, "kv_heads": 2, "ffn": 4864, "vocab": 151936, "tied": True,
+    },
+    "qwen2.5_7b": {**_QWEN, "layers": 28, "hidden": 3584, "heads": 28, "kv_heads": 4, "ffn": 18944},
+    "qwen2.5_72b": {**_QWEN, "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 29568},
 }  # fmt: skip
 
 
@@ -74,9 +84,9 @@ class RMSNorm(nn.Cell):
 class RotaryEmbedding(nn.Cell):
     """Rotation of each head's pairs (i, i + d/2) by an angle that grows with the position (arXiv 2104.09864)."""
 
-    def __init__(self, head_size: int, dtype: Any) -> None:
+    def __init__(self, head_size: int, dtype: Any, base: float = ROTARY_BASE) -> None:
         super().__init__()
-        frequencies = ROTARY_BASE ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
+        frequencies = base ** (-np.arange(0, head_size, 2, dtype=np.float64) / head_size)
         self.frequencies = Tensor(np.tile(frequencies, 2)[None, :].astype(np.float32))
         self.dtype = dtype
         self.angle = ops.Mul()
@@ -168,18 +178,28 @@ class FlashAttention(nn.Cell):
 class Attention(nn.Cell):
     """Grouped-query self-attention with rotary positions (arXiv 2305.13245)."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, dtype: Any, flash: bool) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        dtype: Any,
+        flash: bool,
+        bias: bool = False,
+        rotary_base: float = ROTARY_BASE,
+        head_size: int | None = None,
+    ) -> None:
         super().__init__()
-        size = hidden // heads
-        self.q_proj = linear(hidden, heads * size, dtype)
-        self.k_proj = linear(hidden, kv_heads * size, dtype)
-        self.v_proj = linear(hidden, kv_heads * size, dtype)
+        size = hidden // heads if head_size is None else head_size
+        self.q_proj = linear(hidden, heads * size, dtype, bias)
+        self.k_proj = linear(hidden, kv_heads * size, dtype, bias)
+        self.v_proj = linear(hidden, kv_heads * size, dtype, bias)
         self.o_proj = linear(heads * size, hidden, dtype)
         self.split_query = SplitHeads(heads)
         self.split_key = SplitHeads(kv_heads)
         self.split_value = SplitHeads(kv_heads)
-        self.rotary_query = RotaryEmbedding(size, dtype)
-        self.rotary_key = RotaryEmbedding(size, dtype)
+        self.rotary_query = RotaryEmbedding(size, dtype, rotary_base)
+        self.rotary_key = RotaryEmbedding(size, dtype, rotary_base)
         self.core = FlashAttention(heads, size) if flash else UnfusedAttention(size, heads // kv_heads, dtype)
         self.merge = MergeHeads()
 
@@ -208,15 +228,15 @@ class FeedForward(nn.Cell):
 
 
 class Block(nn.Cell):
-    """One pre-norm transformer layer."""
+    """One pre-norm transformer layer around two cells that map (b, s, hidden) to the same shape."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int, dtype: Any, flash: bool) -> None:
+    def __init__(self, hidden: int, dtype: Any, attention: nn.Cell, feed_forward: nn.Cell) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(hidden, dtype)
-        self.attention = Attention(hidden, heads, kv_heads, dtype, flash)
+        self.attention = attention
         self.add_attention = ops.Add()
         self.feed_forward_norm = RMSNorm(hidden, dtype)
-        self.feed_forward = FeedForward(hidden, ffn, dtype)
+        self.feed_forward = feed_forward
         self.add_feed_forward = ops.Add()
 
     def construct(self, states: Tensor) -> Tensor:
@@ -250,9 +270,18 @@ class Llama(nn.Cell):
 
 
 def block_of(settings: dict[str, Any]) -> Block:
-    """Return one layer for settings with hidden, heads, kv_heads, ffn, dtype and flash."""
-    dtype = COMPUTE_TYPES[settings["dtype"]]
-    return Block(settings["hidden"], settings["heads"], settings["kv_heads"], settings["ffn"], dtype, settings["flash"])
+    """Return one layer for settings with hidden, heads, kv_heads, ffn, dtype, flash, qkv_bias and rotary_base."""
+    dtype, hidden = COMPUTE_TYPES[settings["dtype"]], settings["hidden"]
+    attention = Attention(
+        hidden,
+        settings["heads"],
+        settings["kv_heads"],
+        dtype,
+        settings["flash"],
+        settings["qkv_bias"],
+        settings["rotary_base"],
+    )
+    return Block(hidden, dtype, attention, FeedForward(hidden, settings["ffn"], dtype))
 
 
 def check_attention(settings: dict[str, Any]) -> None:
@@ -274,7 +303,8 @@ def factory(size: str = "tiny", **overrides: Any) -> tuple[Llama, tuple[Tensor, 
 
     Args:
         size: a key of `PRESETS`.
-        **overrides: any of layers, hidden, heads, kv_heads, ffn, vocab, batch, sequence, dtype, tied, flash.
+        **overrides: any of layers, hidden, heads, kv_heads, ffn, vocab, batch, sequence, dtype, tied, flash,
+            qkv_bias, rotary_base.
 
     Returns:
         The network, whose call gives the scalar loss, and its inputs: int32 ids and labels, both (batch, sequence).

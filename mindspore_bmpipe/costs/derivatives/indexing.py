@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mindspore_bmpipe.costs.derivatives.base import Contribution, Rule, Site
+from mindspore_bmpipe.graph.cell_graph import TensorRef
 from mindspore_bmpipe.graph.mindir import TensorType
 
 
@@ -69,11 +70,35 @@ def scatter_add(site: Site) -> Iterator[Contribution]:
         yield operand, site.gradient()
 
 
+def send_to_experts(site: Site) -> Iterator[Contribution]:
+    """Rows repeated and sorted by expert: keeps the order."""
+    operand, chosen = site.arguments[:2]
+    if site.needs(operand):
+        shape = site.shape(chosen)
+        copies = shape[1] if len(shape) > 1 else 1
+        arguments = (site.gradient(), site.outputs[1], copies, *site.arguments[3:])
+        yield operand, site.like("MoeTokenPermuteGrad", arguments, operand)
+
+
+def return_from_experts(site: Site) -> Iterator[Contribution]:
+    """Weighted sum of a token's rows: keeps the rows, their order and the weights."""
+    rows, order, weights, *further = site.arguments
+    weighted = isinstance(weights, TensorRef)
+    kinds = [site.kind(rows), site.kind(weights) if weighted else TensorType((0,), site.kind(rows).dtype)]
+    found = site.emit_many("MoeTokenUnpermuteGrad", (rows, site.gradient(), order, weights, *further), kinds)
+    for operand, gradient in zip((rows, weights), found, strict=True):
+        if site.needs(operand):
+            yield operand, gradient
+
+
 RULES: dict[str, Rule] = {
     "Embedding": embedding,
     "Gather": gather,
     "GatherD": gather_elements,
     "GatherNd": gather_points,
     "IndexSelect": index_select,
+    "InnerMoeTokenUnpermute": return_from_experts,
+    "MoeTokenPermute": send_to_experts,
+    "MoeTokenUnpermute": return_from_experts,
     "TensorScatterAdd": scatter_add,
 }

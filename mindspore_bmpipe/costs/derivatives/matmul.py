@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspore_bmpipe.costs.derivatives.base import Contribution, Rule, Site
+from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import TensorRef
 from mindspore_bmpipe.graph.mindir import TensorType
 
@@ -140,6 +141,32 @@ def dense(site: Site) -> Iterator[Contribution]:
         yield operand, site.shaped(flat, site.shape(operand))
 
 
+def grouped(site: Site) -> Iterator[Contribution]:
+    """One operand's rows in groups, each times a matrix of its own: the same kernel gives both gradients."""
+    if any(len(operands) != 1 for operands in site.arguments[:2]):
+        raise InputError(
+            f"{site.primitive}: no derivative rule for lists of several tensors; trace the network itself instead of "
+            "an exported file"
+        )
+    (rows,), (weights,) = site.arguments[:2]
+    place = _GROUP_TYPE[site.primitive]
+    further, last = site.arguments[2:place], site.arguments[place + 1 :]
+    if site.needs(weights):
+        operands = (_swapped(site, rows),), (site.gradient(),)
+        arguments = (*operands, *further, _GROUPED_INNER, *last)
+        yield weights, site.emit(site.primitive, arguments, site.kind(weights), keep_attributes=True)
+    if site.needs(rows):
+        operands = (site.gradient(),), (_swapped(site, weights),)
+        arguments = (*operands, *further, site.arguments[place], *last)
+        yield rows, site.emit(site.primitive, arguments, site.kind(rows), keep_attributes=True)
+
+
+def _swapped(site: Site, source: TensorRef) -> TensorRef:
+    kind = site.kind(source)
+    shape = (*kind.shape[:-2], kind.shape[-1], kind.shape[-2])
+    return site.emit("TransposeExtView", (source, -1, -2), TensorType(shape, kind.dtype))
+
+
 def einsum(site: Site) -> Iterator[Contribution]:
     """A product named by its axes: one kernel for all operands."""
     operands = site.operands
@@ -150,11 +177,18 @@ def einsum(site: Site) -> Iterator[Contribution]:
             yield operand, result
 
 
+_GROUP_TYPE = {"GroupedMatmul": 9, "GroupedMatmulV4": 13}
+"""Place of the argument that says which axis is grouped."""
+_GROUPED_INNER = 2
+"""Groups along the axis that is summed over."""
+
 RULES: dict[str, Rule] = {
     "BatchMatMul": product,
     "BatchMatMulExt": product_of_any_rank,
     "Dense": dense,
     "Einsum": einsum,
+    "GroupedMatmul": grouped,
+    "GroupedMatmulV4": grouped,
     "MatMul": product,
     "MatMulExt": product_of_any_rank,
 }

@@ -37,6 +37,19 @@ def dense(view: OperationView) -> Work:
     return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * elements(view.outputs[0]) * view.inputs[0].shape[-1])
 
 
+def grouped_product(view: OperationView) -> Work:
+    """Each row meets the matrix of its own group only, so groups add no flops; gradients of weights count alike."""
+    operands, results = view.arguments[0], view.outputs
+    if len(operands) == len(results):
+        pairs = zip(operands, results, strict=True)
+        products = sum((elements(operand) * result.shape[-1] for operand, result in pairs), start=0)
+    elif len(operands) == 1:
+        products = sum((elements(result) * operands[0].shape[-1] for result in results), start=0)
+    else:
+        products = sum((elements(operand) * results[0].shape[-1] for operand in operands), start=0)
+    return moved(view, Engine.MATMUL, FLOPS_PER_MULTIPLY_ADD * products)
+
+
 def convolution(view: OperationView) -> Work:
     """Every element of the result is a dot product over (channels per group, kernel)."""
     weight = view.inputs[1]
@@ -102,6 +115,9 @@ RULES: dict[str, Rule] = {
     "BatchMatMulExt": matrix_product,
     "Mm": matrix_product,
     "Dense": dense,
+    "GroupedMatmul": grouped_product,
+    "GroupedMatmulV2": grouped_product,
+    "GroupedMatmulV4": grouped_product,
     "Conv2D": convolution,
     "Conv2DBackpropInput": convolution_input_gradient,
     "Conv2DBackpropFilter": convolution_weight_gradient,

@@ -62,6 +62,12 @@ def scatter_same_shape(view: OperationView) -> Work:
     return Work(Engine.VECTOR, 0, total_bytes(view.inputs[1:]), total_bytes(view.outputs) + size_bytes(gradient))
 
 
+def weighted_rows(view: OperationView) -> Work:
+    """A product and a sum for every element of the rows that experts made."""
+    rows = view.inputs[0]
+    return Work(Engine.VECTOR, 2 * elements(rows), total_bytes(view.inputs), total_bytes(view.outputs))
+
+
 COPIES = (
     "TransposeView", "TransposeExtView", "BroadcastToView", "ChunkView", "SplitTensorView", "SplitWithSizeView",
     "StackExt", "UnstackExtView", "RepeatInterleaveInt", "TensorScatterAdd", "InplaceScatterSrc", "Generator",
@@ -69,6 +75,7 @@ COPIES = (
     "StridedSliceGrad", "SliceGrad", "Split", "SplitWithSize", "SplitTensor", "Unstack", "Repeat", "RepeatInterleave",
     "Contiguous", "Identity", "ScalarToTensor", "TupleToTensor", "Tril", "Triu", "TopK", "TopkExt", "Sort", "SortExt",
     "BroadcastToGrad", "ResizeBilinearV2", "Im2Col", "ScatterNd", "TensorScatterUpdate", "ScatterNdUpdate",
+    "MoeTokenPermute",
 )  # fmt: skip
 SELECTIONS = (
     "Slice", "SliceExt", "StridedSlice", "Gather", "GatherD", "GatherNd", "GatherNdExt", "Narrow", "NarrowView",
@@ -89,4 +96,8 @@ RULES: dict[str, Rule] = {
     "EmbeddingDenseBackward": scatter_sum,
     "InplaceIndexAddExt": scatter_sum,
     "GatherDGradV2": scatter_same_shape,
+    "MoeTokenPermuteGrad": weighted_rows,
+    "MoeTokenUnpermute": weighted_rows,
+    "InnerMoeTokenUnpermute": weighted_rows,
+    "MoeTokenUnpermuteGrad": weighted_rows,
 }
