@@ -107,6 +107,7 @@ class LayoutCosts:
         runs = problem.runs
         self._forward = _before([runs[run].forward_ms for run in units])
         self._static = _before_bytes([runs[run].static_bytes for run in units])
+        self._updating = _before_bytes([runs[run].static_bytes + runs[run].update_bytes for run in units])
         self._weight = _before([runs[run].split_weight_ms for run in units])
         self._backward, self._saved, self._working = [], [], []
         for recipe in (kept, recomputed):
@@ -144,6 +145,7 @@ class LayoutCosts:
         kept, again = self._saved
         saved = kept[high] - kept[low] - (kept[stop] - kept[start]) + again[stop] - again[start]
         static = self._static[high] - self._static[low]
+        updating = self._updating[high] - self._updating[low]
         working = np.maximum(self._working[0][low, start], self._working[0][stop, high])
         working = np.maximum(working, self._working[1][start, stop])
         columns = []
@@ -151,7 +153,9 @@ class LayoutCosts:
             chosen = list(virtuals)
             in_flight = (saved[:, chosen] @ self._rows[stage].T).max(axis=1)
             peak = static[:, chosen].sum(axis=1) + in_flight + working[:, chosen].max(axis=1)
-            columns.append(peak + self._constants[stage] - self.problem.memory_limit_bytes[stage])
+            updates = updating[:, chosen].sum(axis=1) + self.problem.stage_constant_bytes
+            peak = np.maximum(peak + self._constants[stage], updates)
+            columns.append(peak - self.problem.memory_limit_bytes[stage])
         return np.stack(columns, axis=1)
 
 
