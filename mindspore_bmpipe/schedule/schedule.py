@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE, Action, format_order, parse_order
@@ -37,7 +38,7 @@ class Schedule:
         """Number of virtual stages, p * v."""
         return self.stages * self.chunks
 
-    @property
+    @cached_property
     def chunk_of_virtual(self) -> tuple[int, ...]:
         """Chunk of each virtual stage on its stage."""
         seen = [0] * self.stages
@@ -47,7 +48,7 @@ class Schedule:
             seen[stage] += 1
         return tuple(chunks)
 
-    @property
+    @cached_property
     def virtual_of_chunk(self) -> tuple[tuple[int, ...], ...]:
         """Virtual stage of [stage][chunk]."""
         table: list[list[int]] = [[] for _ in range(self.stages)]
@@ -86,6 +87,7 @@ def parse_schedule(
     return schedule
 
 
+@lru_cache(maxsize=32)
 def splits_backward(schedule: Schedule) -> bool:
     """Whether weight gradients are actions of their own somewhere, so that `B` is only the gradient of inputs."""
     return any(action.kind in (WEIGHT, WHOLE) for order in schedule.orders for action in order)
