@@ -13,7 +13,7 @@ from mindspore_bmpipe.schedule import format_order, make_schedule
 from tools.compiled_order import GOLDEN, REFUSED, Setting, orders
 
 FOLDER = Path(__file__).parent / "data" / "compiled_orders"
-HEADER = re.compile(r"# MindSpore (\S+), (\w+), p=(\d+) v=(\d+) m=(\d+)")
+HEADER = re.compile(r"# MindSpore (\S+), (\w+), p=(\d+) v=(\d+) m=(\d+)(?: k=(\d+))?")
 
 
 def stored(setting: Setting) -> list[str]:
@@ -21,7 +21,7 @@ def stored(setting: Setting) -> list[str]:
     header, *lines = (FOLDER / f"{setting.name}.txt").read_text(encoding="utf-8").splitlines()
     match = HEADER.fullmatch(header)
     assert match is not None and match.group(2) == setting.schedule
-    assert tuple(map(int, match.groups()[2:])) == (setting.stages, setting.chunks, setting.micro_batches)
+    assert tuple(map(int, match.groups("1")[2:])) == setting[1:]
     return lines
 
 
@@ -37,7 +37,7 @@ def of(*schedules: str) -> list[Setting]:
 
 
 def planned(schedule: str, setting: Setting) -> list[str]:
-    made = make_schedule(schedule, setting.stages, setting.chunks, setting.micro_batches)
+    made = make_schedule(schedule, *setting[1:])
     return [format_order(order) for order in made.orders]
 
 
@@ -58,7 +58,7 @@ def test_every_action_runs_once(setting: Setting) -> None:
         wanted = {
             f"{kind}{micro_batch}{f'/{chunk}' if chunk else ''}"
             for kind in kinds
-            for micro_batch in range(setting.micro_batches)
+            for micro_batch in range(setting.micro_batches * setting.sequence_parts)
             for chunk in range(setting.chunks)
         }
         assert sorted(words) == sorted(wanted)
@@ -76,7 +76,7 @@ def test_1f1b_is_compiled_as_planned(setting: Setting) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [setting for setting in of("gpipe", "interleaved", "seqpipe", "seqvpp", "seqsmartvpp") if setting.chunks == 1],
+    [setting for setting in of("gpipe", "interleaved", "seqpipe", "seqvpp", "seqsmartvpp") if setting[2::2] == (1, 1)],
     ids=lambda setting: setting.name,
 )
 def test_with_one_chunk_a_stage_every_scheduler_is_1f1b(setting: Setting) -> None:
@@ -95,20 +95,62 @@ def test_gpipe_with_chunks_runs_chunk_after_chunk(setting: Setting) -> None:
 
 def interleaved(setting: Setting, warmup: int) -> str:
     """Forwards in groups of micro-batches, chunk after chunk; backwards likewise; alternating after the warm-up."""
-    # All groups have p micro-batches but the first, which takes the rest as well.
-    first = first_group(setting)
-    bounds = [0, *range(first, setting.micro_batches + 1, setting.stages)]
+    bounds = list(itertools.accumulate(groups(setting), initial=0))
     spans = [range(low, high) for low, high in itertools.pairwise(bounds)]
-    forward = [f"F{j}{f'/{c}' if c else ''}" for span in spans for c in range(setting.chunks) for j in span]
-    backward = [f"B{j}{f'/{c}' if c else ''}" for span in spans for c in reversed(range(setting.chunks)) for j in span]
+    chunks, parts = range(setting.chunks), range(setting.sequence_parts)
+    forward = [word("F", j, r, c, setting) for span in spans for c in chunks for j in span for r in parts]
+    backward = [
+        word("B", j, r, c, setting) for span in spans for c in reversed(chunks) for j in span for r in reversed(parts)
+    ]
     warmup = min(warmup, len(forward) - 1)
     steady = [word for pair in zip(forward[warmup:], backward, strict=False) for word in pair]
     return " ".join(forward[:warmup] + steady + backward[len(forward) - warmup :])
 
 
-def first_group(setting: Setting) -> int:
-    groups = max(1, setting.micro_batches // setting.stages)
-    return setting.micro_batches - (groups - 1) * setting.stages
+def word(kind: str, micro_batch: int, part: int, chunk: int, setting: Setting) -> str:
+    number = micro_batch * setting.sequence_parts + part
+    return f"{kind}{number}/{chunk}" if chunk else f"{kind}{number}"
+
+
+def groups(setting: Setting) -> list[int]:
+    """Sizes of the groups: p each, or p div k for two schedulers; the rest to the first, or to all in turn."""
+    size = setting.stages if setting.schedule in ONE_LARGER or setting.schedule == "seqpipe" else (
+        setting.stages // setting.sequence_parts
+    )  # fmt: skip
+    found = [size] * (setting.micro_batches // size) or [0]
+    for number in range(setting.micro_batches - sum(found)):
+        found[0 if setting.schedule in ONE_LARGER else number % len(found)] += 1
+    return found
+
+
+ONE_LARGER = ("interleaved", "interleaved_less_memory")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("interleaved", [5, 3]), ("seqpipe", [4, 4]), ("seqvpp", [4, 4]), ("seqsmartvpp", [4, 4])],
+)
+def test_a_rest_of_two_tells_the_groups_apart(schedule: str, expected: list[int]) -> None:
+    setting = Setting(schedule, 3, 2, 8)
+    assert groups(setting) == expected
+    # The second chunk begins after the first group.
+    assert stored(setting)[0].split().index("F0/1") == expected[0]
+
+
+def warm_up(setting: Setting, distance: int) -> int:
+    """Forwards before the first backward, for a stage at this distance from the last."""
+    parts = setting.sequence_parts
+    return (setting.chunks - 1) * groups(setting)[0] * parts + parts - 1 + distance
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [setting for setting in of("seqpipe", "seqvpp", "seqsmartvpp") if setting.chunks == 1],
+    ids=lambda setting: setting.name,
+)
+def test_parts_of_sequences_pass_as_micro_batches_do(setting: Setting) -> None:
+    for stage, line in enumerate(stored(setting)):
+        assert line == interleaved(setting, warm_up(setting, setting.stages - 1 - stage))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +160,7 @@ def first_group(setting: Setting) -> int:
 )
 def test_interleaved_warm_up_is_two_forwards_for_each_later_stage(setting: Setting) -> None:
     for stage, line in enumerate(stored(setting)):
-        warmup = (setting.chunks - 1) * first_group(setting) + 2 * (setting.stages - 1 - stage)
-        assert line == interleaved(setting, warmup)
+        assert line == interleaved(setting, warm_up(setting, 2 * (setting.stages - 1 - stage)))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +170,7 @@ def test_interleaved_warm_up_is_two_forwards_for_each_later_stage(setting: Setti
 )
 def test_less_memory_warm_up_is_one_forward_for_each_later_stage(setting: Setting) -> None:
     for stage, line in enumerate(stored(setting)):
-        warmup = (setting.chunks - 1) * first_group(setting) + setting.stages - 1 - stage
-        assert line == interleaved(setting, warmup)
+        assert line == interleaved(setting, warm_up(setting, setting.stages - 1 - stage))
 
 
 def test_what_the_compiler_refuses() -> None:
@@ -145,7 +185,7 @@ def test_what_the_compiler_refuses() -> None:
 
 @needs_compiler
 def test_stored_orders_are_those_of_the_installed_version() -> None:
-    chosen = [setting for setting in GOLDEN if setting[1:] in ((2, 1, 4), (2, 2, 5))]
+    chosen = [setting for setting in GOLDEN if setting[1:] in ((2, 1, 4, 1), (2, 2, 5, 1), (2, 1, 4, 2))]
     assert len(chosen) >= 8
     for setting, text in orders(chosen).items():
         assert text.splitlines() == stored(setting)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE
+from mindspore_bmpipe.schedule.actions import FORWARD, KINDS, WEIGHT
 from mindspore_bmpipe.schedule.schedule import Schedule
 
 IntArray = npt.NDArray[np.intp]
@@ -63,32 +63,35 @@ def dependency_graph(schedule: Schedule) -> DependencyGraph:
     stages: list[int] = []
     slots: list[int] = []
     sources: list[int] = []
-    # Which one it was, per message (forward or backward), virtual stage and micro-batch.
-    sent: dict[bool, list[list[int]]] = {
-        forward: [[-1] * schedule.micro_batches for _ in range(schedule.virtual_stages)] for forward in (True, False)
-    }
+    # Which one sent a message, per virtual stage and micro-batch.
+    forwards, backwards = (
+        [[-1] * schedule.micro_batches for _ in range(schedule.virtual_stages)] for _ in range(2)
+    )  # fmt: skip
     runs: list[list[int]] = [[] for _ in range(schedule.stages)]
     progress = True
     while progress:
         progress = False
         for stage, order in enumerate(schedule.orders):
-            run = runs[stage]
+            run, virtuals = runs[stage], virtual_of_chunk[stage]
             depth = levels[run[-1]] + 1 if run else 0
-            for kind, chunk, micro_batch in order[len(run) :]:
-                virtual = virtual_of_chunk[stage][chunk]
+            for position in range(len(run), len(order)):
+                kind, chunk, micro_batch = order[position]
+                virtual = virtuals[chunk]
                 source = -1
-                if kind == FORWARD and virtual > 0:
-                    source = sent[True][virtual - 1][micro_batch]
-                    if source < 0:
-                        break
-                elif kind in (BACKWARD, WHOLE) and virtual < last:
-                    source = sent[False][virtual + 1][micro_batch]
-                    if source < 0:
-                        break
-                if source >= 0:
-                    depth = max(depth, levels[source] + 1)
-                if kind != WEIGHT:
-                    sent[kind == FORWARD][virtual][micro_batch] = len(levels)
+                if kind == FORWARD:
+                    if virtual > 0:
+                        source = forwards[virtual - 1][micro_batch]
+                        if source < 0:
+                            break
+                    forwards[virtual][micro_batch] = len(levels)
+                elif kind != WEIGHT:
+                    if virtual < last:
+                        source = backwards[virtual + 1][micro_batch]
+                        if source < 0:
+                            break
+                    backwards[virtual][micro_batch] = len(levels)
+                if source >= 0 and levels[source] >= depth:
+                    depth = levels[source] + 1
                 run.append(len(levels))
                 levels.append(depth)
                 stages.append(stage)

@@ -218,8 +218,11 @@ def _bounds(
 def _cycles(graph: DependencyGraph, period: Period, ends: FloatArray, block: int) -> IntArray:
     """The length of each plan, in blocks, over which its state grows least per block; shape (plans,)."""
     longest = min(block, max(_SHORTEST_SEARCH, _stages(graph)))
-    now = _state(period, ends, block)
-    rates = np.array([(now - _state(period, ends, block - c)).max(axis=0) / c for c in range(1, longest + 1)])
+    lengths = np.arange(1, longest + 1)
+    cut = period.cut(block)
+    rows = np.arange(cut - period.reach, cut)
+    growth = ends[rows] - ends[rows - period.actions * lengths[:, None]]
+    rates = growth.max(axis=1) / lengths[:, None]
     # Among equal ones the shortest, which np.argmax finds as the first.
     return 1 + np.argmax(rates <= rates.min(axis=0) * (1 + _ROUNDING), axis=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, KINDS, WEIGHT, WHOLE, Action, format_order, parse_order
@@ -37,7 +38,7 @@ class Schedule:
         """Number of virtual stages, p * v."""
         return self.stages * self.chunks
 
-    @property
+    @cached_property
     def chunk_of_virtual(self) -> tuple[int, ...]:
         """Chunk of each virtual stage on its stage."""
         seen = [0] * self.stages
@@ -47,7 +48,7 @@ class Schedule:
             seen[stage] += 1
         return tuple(chunks)
 
-    @property
+    @cached_property
     def virtual_of_chunk(self) -> tuple[tuple[int, ...], ...]:
         """Virtual stage of [stage][chunk]."""
         table: list[list[int]] = [[] for _ in range(self.stages)]
@@ -86,6 +87,7 @@ def parse_schedule(
     return schedule
 
 
+@lru_cache(maxsize=32)
 def splits_backward(schedule: Schedule) -> bool:
     """Whether weight gradients are actions of their own somewhere, so that `B` is only the gradient of inputs."""
     return any(action.kind in (WEIGHT, WHOLE) for order in schedule.orders for action in order)
@@ -116,37 +118,50 @@ def validate_schedule(schedule: Schedule) -> None:
         _validate_order(schedule, stage, order, has_weight)
 
 
+_HAS_RUN = {FORWARD: 1, BACKWARD: 2, WEIGHT: 4, WHOLE: 8}
+"""Bit of each kind in what has run of one chunk and micro-batch."""
+_MAY_FOLLOW = {FORWARD: 0, BACKWARD: 1, WEIGHT: 1 | 2, WHOLE: 1}
+"""What must have run of it, and nothing else, before a kind."""
+
+
 def _validate_order(schedule: Schedule, stage: int, order: tuple[Action, ...], has_weight: bool) -> None:
-    done: set[Action] = set()
-    for step, action in enumerate(order):
+    micro_batches = schedule.micro_batches
+    done = [0] * (schedule.chunks * micro_batches)
+    for step, (kind, chunk, micro_batch) in enumerate(order):
         problem = None
-        if action.kind not in KINDS:
-            problem = f"unknown kind {action.kind!r}"
-        elif not 0 <= action.chunk < schedule.chunks:
-            problem = f"there is no chunk {action.chunk} (chunks: {schedule.chunks})"
-        elif not 0 <= action.micro_batch < schedule.micro_batches:
-            problem = f"there is no micro-batch {action.micro_batch} (micro-batches: {schedule.micro_batches})"
-        elif action in done:
-            problem = "it has already run"
-        elif action.kind in (BACKWARD, WHOLE) and action._replace(kind=FORWARD) not in done:
-            problem = "its forward has not run yet"
-        elif action.kind == WHOLE and action._replace(kind=BACKWARD) in done:
-            problem = "its backward has already run"
-        elif action.kind in (BACKWARD, WEIGHT) and action._replace(kind=WHOLE) in done:
-            problem = "its whole backward has already run"
-        elif action.kind == WEIGHT and action._replace(kind=BACKWARD) not in done:
-            problem = "its backward has not run yet"
+        if kind not in KINDS:
+            problem = f"unknown kind {kind!r}"
+        elif not 0 <= chunk < schedule.chunks:
+            problem = f"there is no chunk {chunk} (chunks: {schedule.chunks})"
+        elif not 0 <= micro_batch < micro_batches:
+            problem = f"there is no micro-batch {micro_batch} (micro-batches: {micro_batches})"
+        else:
+            place = chunk * micro_batches + micro_batch
+            if done[place] != _MAY_FOLLOW[kind]:
+                problem = _wrong_turn(kind, done[place])
+            done[place] |= _HAS_RUN[kind]
         if problem is not None:
             raise InputError(f"{_at_step(schedule, stage, step)}: {problem}")
-        done.add(action)
-    kinds = (FORWARD, BACKWARD, WEIGHT) if has_weight else (FORWARD, BACKWARD)
-    for kind in kinds:
-        for chunk in range(schedule.chunks):
-            for micro_batch in range(schedule.micro_batches):
-                action = Action(kind, chunk, micro_batch)
-                whole = kind != FORWARD and action._replace(kind=WHOLE) in done
-                if action not in done and not whole:
-                    raise InputError(f"{_at_step(schedule, stage, len(order))}: the order ends without {action}")
+    parts = (FORWARD, BACKWARD, WEIGHT) if has_weight else (FORWARD, BACKWARD)
+    for part in parts:
+        instead = 0 if part == FORWARD else _HAS_RUN[WHOLE]
+        for place, ran in enumerate(done):
+            if not ran & (_HAS_RUN[part] | instead):
+                missing = Action(part, *divmod(place, micro_batches))
+                raise InputError(f"{_at_step(schedule, stage, len(order))}: the order ends without {missing}")
+
+
+def _wrong_turn(kind: str, done: int) -> str:
+    """Why a kind may not run when this has."""
+    if done & _HAS_RUN[kind]:
+        return "it has already run"
+    if kind in (BACKWARD, WHOLE) and not done & _HAS_RUN[FORWARD]:
+        return "its forward has not run yet"
+    if kind == WHOLE:
+        return "its backward has already run"
+    if done & _HAS_RUN[WHOLE]:
+        return "its whole backward has already run"
+    return "its backward has not run yet"
 
 
 def _at_step(schedule: Schedule, stage: int, step: int) -> str:

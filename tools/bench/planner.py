@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulator", action="store_true")
     options = parser.parse_args(arguments)
     if options.simulator:
-        print(f"{simulator_rate():.0f} plans a second (interleaved, p = 16, v = 3, m = 16)")
+        print(f"{simulator_rate():.0f} plans a second of processor time (interleaved, p = 16, v = 3, m = 16)")
         for setting in (("1f1b", 64, 1, 1024), ("interleaved", 16, 3, 512), ("seqsmartvpp", 16, 2, 512)):
             print(long_schedule(*setting))
         return 0
