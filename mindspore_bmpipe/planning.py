@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mindspore_bmpipe.compiler_rules import with_compiler_rules
 from mindspore_bmpipe.config import AUTO, Config
 from mindspore_bmpipe.errors import BmpipeError, InfeasibleError, InputError, NoPlanFoundError
 from mindspore_bmpipe.plan import (
@@ -30,7 +31,6 @@ from mindspore_bmpipe.problem import (
     virtual_stage_weights,
 )
 from mindspore_bmpipe.problem_config import problem_from_config
-from mindspore_bmpipe.shared_weights import with_shared_weights
 from mindspore_bmpipe.subjects import Subject
 
 TIME_TOLERANCE = 1e-3
@@ -46,7 +46,7 @@ def pose(subject: Subject) -> Problem:
     problem = problem_from_config(
         subject.runs, subject.config, subject.stage_constant_bytes, subject.transfer_ms, subject.shared_saved_bytes
     )
-    return with_shared_weights(problem, subject)
+    return with_compiler_rules(problem, subject)
 
 
 def solve_subject(

@@ -73,6 +73,7 @@ def problem_from_config(
     if stages is None or micro_batches is None or limit is None:
         raise InputError(f"config: {', '.join(missing)} is missing; a plan needs it")
     assert config.chunks != AUTO and config.schedule != AUTO
+    _require_ranks(config, stages)
     chunks = int(config.chunks or lookup(config.schedule or "1f1b").min_chunks)
     schedule = config.schedule or ("1f1b" if chunks == 1 else "interleaved")
     kept = tuple(runs)
@@ -92,6 +93,18 @@ def problem_from_config(
         stage_speeds=config.stage_speeds or (),
         pins=tuple(resolve_pin(kept, pin, f"pins[{index}]") for index, pin in enumerate(config.pins or ())),
     )
+
+
+def _require_ranks(config: Config, stages: int) -> None:
+    """Refuse a cluster that MindSpore refuses; its size is known only if the data-parallel degree is given."""
+    if config.data_parallel is None:
+        return
+    ranks = stages * config.data_parallel * (config.tensor_parallel or 1) * (config.context_parallel or 1)
+    if ranks not in (1, 2, 4) and ranks % 8:
+        raise InputError(
+            f"config: {stages} stages with these parallel degrees take {ranks} ranks, and MindSpore takes 1, 2, 4 or a "
+            "multiple of 8; change stages or data_parallel, or leave data_parallel out to plan without a cluster"
+        )
 
 
 def _with_options(runs: tuple[Run, ...], names: tuple[str, ...]) -> tuple[Run, ...]:

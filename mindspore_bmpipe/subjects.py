@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspore_bmpipe.config import AUTO, Config
 from mindspore_bmpipe.costs.hardware import Hardware, Link, load_hardware
+from mindspore_bmpipe.costs.held_weights import has_trainable_product, held_weights
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost, evaluate_costs
 from mindspore_bmpipe.costs.static_memory import StaticSettings
 from mindspore_bmpipe.errors import InputError
@@ -42,6 +43,8 @@ class UnitName:
     """Trainable weights inside."""
     parameter_elements: int
     """Elements of these weights."""
+    has_product: bool = True
+    """Whether one of them is a factor of a matrix product, whose gradient a split backward can put off."""
 
 
 @dataclass(frozen=True)
@@ -301,18 +304,13 @@ def _run_name(group: Sequence[UnitCost]) -> str:
 
 
 def _shared_weights(costs: NetworkCosts) -> tuple[SharedWeight, ...]:
-    holders = Counter(name for cell in costs.graph.cells for name in cell.parameters)
+    holders = Counter(name for unit in costs.split.units for name in held_weights(costs.graph, unit))
     return tuple(SharedWeight(name, units, holders[name] < 2) for name, units in costs.split.shared_parameters.items())
 
 
 def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
-    inside = {
-        name
-        for cell in costs.graph.cells
-        for name in cell.parameters
-        if any(cell.path == path or not path for path in unit.unit.cells)
-    }
-    trainable = [costs.graph.parameters[name] for name in inside if costs.graph.parameters[name].trainable]
+    held = [costs.graph.parameters[name] for name in held_weights(costs.graph, unit.unit)]
+    trainable = [weight for weight in held if weight.trainable]
     elements = 0
     for weight in trainable:
         count = 1
@@ -325,6 +323,7 @@ def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
         recompute_cells={option.name: option.cells for option in unit.options},
         parameters=len(trainable),
         parameter_elements=elements,
+        has_product=has_trainable_product(costs.graph, unit.unit),
     )
 
 

@@ -35,6 +35,49 @@ class Borrowing(nn.Cell):
         return self.multiply(states, weight)
 
 
+class Converted(nn.Cell):
+    """A product in half precision with a weight kept in float32."""
+
+    def __init__(self, weight: Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.cast = ops.Cast()
+        self.multiply = ops.MatMul()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, WIDTH) to (b, WIDTH)."""
+        half = self.multiply(self.cast(states, mindspore.float16), self.cast(self.weight, mindspore.float16))
+        return self.cast(half, mindspore.float32)
+
+
+class Scale(nn.Cell):
+    """A weight, but no matrix product."""
+
+    def __init__(self, weight: Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.multiply = ops.Mul()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, WIDTH) to (b, WIDTH)."""
+        return self.multiply(states, self.weight)
+
+
+class Batched(nn.Cell):
+    """A batched product with a weight."""
+
+    def __init__(self, weight: Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.multiply = ops.BatchMatMul()
+        self.reshape = ops.Reshape()
+
+    def construct(self, states: Tensor) -> Tensor:
+        """Map (b, WIDTH) to (b, WIDTH)."""
+        made = self.multiply(self.reshape(states, (1, -1, WIDTH)), self.reshape(self.weight, (1, WIDTH, WIDTH)))
+        return self.reshape(made, (-1, WIDTH))
+
+
 class Activation(nn.Cell):
     """No weight."""
 
@@ -58,6 +101,11 @@ class Row(nn.Cell):
             "f": lambda index: Weighted(_weight(f"weight_{index}", False)),
             "t": lambda index: Weighted(shared),
             "b": lambda index: Borrowing(),
+            "s": lambda index: Scale(
+                Parameter(initializer("ones", (WIDTH,), mindspore.float32), name=f"scale_{index}")
+            ),
+            "m": lambda index: Batched(_weight(f"weight_{index}", True)),
+            "c": lambda index: Converted(_weight(f"weight_{index}", True)),
             "a": lambda index: Activation(),
         }
         self.borrows = tuple(kind == "b" for kind in kinds)
@@ -74,8 +122,9 @@ class Row(nn.Cell):
 def factory(kinds: str) -> tuple[Row, tuple[Tensor, ...]]:
     """A row with one cell for each letter.
 
-    `w`eight of its own, `f`rozen weight, `t`ied weight (one object in all cells `t`), `b`orrowed weight of the first
-    cell, given in the call, `a`ctivation without any.
+    `w`eight of its own, the same in a `m`any-matrix product or `c`onverted to half precision, a `s`cale without a product, `f`rozen weight, `t`ied
+    weight (one object in all cells `t`), `b`orrowed weight of the first cell, given in the call, `a`ctivation without
+    any.
     """
     return Row(kinds), (Tensor(np.zeros((4, WIDTH)), mindspore.float32),)
 

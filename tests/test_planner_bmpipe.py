@@ -125,9 +125,9 @@ def test_a_cap_of_exactly_the_need_passes_and_one_byte_less_does_not() -> None:
 
 def test_the_count_program_respects_single_bytes() -> None:
     # 1e11 bytes and a limit one byte short: within the solver's tolerance, so only the exact check can tell.
-    options = (Option("none", 49_999_999_999, 0.0), Option("full", 1, 1.0))
-    run = Run("body", 4, 1.0, 2.0, 1, options)
-    enough = Problem((run,), "gpipe", 2, 1, 1, (100_000_000_000,) * 2)
+    options = (Option("none", 24_999_999_999, 0.0), Option("full", 1, 1.0))
+    run = Run("body", 4, 1.0, 2.0, 2, options)
+    enough = Problem((run,), "gpipe", 2, 1, 2, (100_000_000_000,) * 2)
     for problem, extra in ((enough, 0.0), (replace(enough, memory_limit_bytes=(99_999_999_999, 100_000_000_000)), 1.0)):
         solution = plan_counts("counts", problem, TIGHT, Clock(TIGHT))
         assert solution.status is Status.OPTIMAL

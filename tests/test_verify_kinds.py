@@ -77,7 +77,7 @@ def every_kind(cuts: tuple[int, ...], chunks: int, micro_batches: int) -> dict[s
     ("source", "settings", "cuts", "micro_batches"),
     [
         (LLAMA, {"layers": 6}, (2, 4, 6), 4),
-        (LLAMA, {"layers": 6}, (2, 3, 4, 5, 6, 7, 8), 8),
+        (LLAMA, {"layers": 7}, (2, 3, 4, 5, 6, 7, 8), 8),
         (VISION, {}, (3, 5, 7), 4),
     ],
     ids=["llama_p2", "llama_p4", "vision_language_p2"],

@@ -10,6 +10,7 @@ import numpy as np
 
 from mindspore_bmpipe.costs.graph_index import GraphIndex, index_graph
 from mindspore_bmpipe.costs.hardware import Hardware, Link
+from mindspore_bmpipe.costs.held_weights import held_weights
 from mindspore_bmpipe.costs.recompute import (
     RecomputeModel,
     absolute_cells,
@@ -47,9 +48,9 @@ class NetworkCosts:
 
     @property
     def parameters_trainable(self) -> tuple[bool, ...]:
-        """For every unit, whether it has a trainable weight."""
+        """For every unit, whether its own cells hold a trainable weight."""
         known = self.graph.parameters
-        return tuple(any(known[name].trainable for name in unit.parameters) for unit in self.split.units)
+        return tuple(any(known[name].trainable for name in held_weights(self.graph, unit)) for unit in self.split.units)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Weights that a unit's own cells hold, and what the compiler can do with their gradients."""
+
+from __future__ import annotations
+
+from mindspore_bmpipe.costs.rules import VIEWS
+from mindspore_bmpipe.graph.cell_graph import CellGraph, read_tensors
+from mindspore_bmpipe.graph.units import Unit
+
+SPLIT_PRODUCT = "MatMul"
+"""The operation whose weight gradients the compiler puts off where it splits backwards; `BatchMatMul` is none."""
+_SAME_VALUE = frozenset({"Cast", *VIEWS})
+
+
+def held_weights(graph: CellGraph, unit: Unit) -> tuple[str, ...]:
+    """Names of the weights that a unit's own cells hold; those it is given in a call are not among them."""
+    return tuple(dict.fromkeys(name for cell in graph.cells if cell.path in unit.cells for name in cell.parameters))
+
+
+def has_trainable_product(graph: CellGraph, unit: Unit) -> bool:
+    """Whether a trainable weight of the unit is a factor of a matrix product."""
+    held = {name for name in held_weights(graph, unit) if graph.parameters[name].trainable}
+    products = (graph.operations[number] for number in unit.forward)
+    return any(
+        _weight_behind(graph, tensor) in held
+        for product in products
+        if product.primitive == SPLIT_PRODUCT
+        for tensor in read_tensors(product)
+    )
+
+
+def _weight_behind(graph: CellGraph, tensor: int) -> str | None:
+    """The weight that a tensor is, perhaps in another type or shape; `None` if it is none."""
+    while True:
+        name, producer = graph.tensors[tensor].parameter, graph.tensors[tensor].producer
+        if name is not None or producer is None or graph.operations[producer].primitive not in _SAME_VALUE:
+            return name
+        tensor = next(iter(read_tensors(graph.operations[producer])))
