@@ -13,13 +13,15 @@ import pytest
 from mindspore import Tensor
 from mindspore.nn.utils import no_init_parameters
 
-from tools.examples import bert, gpt, llama, vision_language
+from tools.examples import bert, gpt, gpt_sharded, llama, llama_sharded, vision_language
 
 BUILDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "llama": (llama.factory, {}),
     "llama-tied": (llama.factory, {"tied": True, "kv_heads": 4, "dtype": "float16"}),
     "gpt": (gpt.factory, {}),
     "gpt-alibi": (gpt.factory, {"alibi": True, "tied": False, "heads": 2}),
+    "llama-sharded": (llama_sharded.factory, {"tensor_parallel": 2}),
+    "gpt-sharded": (gpt_sharded.factory, {"tensor_parallel": 2}),
     "bert": (bert.factory, {}),
     "vision-language": (vision_language.factory, {}),
 }
