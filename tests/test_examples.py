@@ -14,12 +14,28 @@ from mindspore import Tensor, nn
 from mindspore.nn.utils import no_init_parameters
 
 from tests.example_families import FAMILIES
-from tools.examples import bert, blip2, deepseek, gpt, llama, moe, palm, pangu_alpha, swin, vision_language, vit
+from tools.examples import (
+    bert,
+    blip2,
+    deepseek,
+    gpt,
+    gpt_sharded,
+    llama,
+    llama_sharded,
+    moe,
+    palm,
+    pangu_alpha,
+    swin,
+    vision_language,
+    vit,
+)
 
 BUILDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{name: built for name, built in FAMILIES.items() if name != "deepseek-dropless"},  # its kernels are Ascend's
     "llama-tied": (llama.factory, {"tied": True, "kv_heads": 4, "dtype": "float16"}),
     "gpt-alibi": (gpt.factory, {"alibi": True, "tied": False, "heads": 2}),
+    "llama-sharded": (llama_sharded.factory, {"tensor_parallel": 2}),
+    "gpt-sharded": (gpt_sharded.factory, {"tensor_parallel": 2}),
     "vision-language": (vision_language.factory, {}),
 }
 EXTRA_LOSS = {"bert": math.log(2), "deepseek": deepseek.PREDICTION_WEIGHT * math.log(256)}

@@ -285,7 +285,10 @@ def test_the_batch_is_that_of_one_rank(traces: Traces) -> None:
     [
         ((source("llama"), "--tensor-parallel", "3"), "3 ranks; MindSpore takes 1, 2, 4 or a multiple of 8"),
         ((source("llama"), "--tensor-parallel", "0"), "give a number of ranks above 0"),
-        ((source("llama"), "--tensor-parallel", "2", "--set", "tensor_parallel=4"), "give one of the two"),
+        (
+            (source("llama"), "--tensor-parallel", "2", "--set", "tensor_parallel=4"),
+            "contradicts the tensor_parallel of 2",
+        ),
         ((source("llama"), "--data-parallel", "4"), "batch of 2 cannot be shared evenly by 4"),
         ((source("llama"), "--tensor-parallel", "4", "--set", "layers=1"), "does not compile for the given inputs"),
         (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspore_bmpipe.costs.network import NetworkCosts, network_costs
+from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.mindir import load_module
@@ -25,7 +25,7 @@ from mindspore_bmpipe.verify.jobs import SCHEDULERS, Answer, Compile, cluster_si
 from mindspore_bmpipe.verify.memory import Peak, memory_peaks, parameter_bytes
 from mindspore_bmpipe.verify.prediction import Prediction, predicted_memory
 from mindspore_bmpipe.verify.rank_graph import RankGraph, read_rank_graph
-from mindspore_bmpipe.verify.sharded import record_sharded
+from mindspore_bmpipe.verify.sharded import record_sharded, with_degrees
 from mindspore_bmpipe.verify.stand_in import stand_in
 from mindspore_bmpipe.verify.transfers import check_pairs
 
@@ -116,7 +116,13 @@ def verify(
     chosen = tuple(range(count)) if stages is None else tuple(stages)
     cluster = _cluster(plan, chosen, ranks)
     toolkit = stand_in()
-    costs = _costs(plan, source, settings or {})
+    sharding = _sharding(plan)
+    if sharding.tensor_parallel > 1:
+        # Traced as one rank, so that what its ranks share and exchange can be recognised.
+        settings = with_degrees(source, settings or {}, sharding)
+        costs = network_costs(graph_of(record_sharded(source, settings, sharding)[0]))
+    else:
+        costs = load_costs(source, settings)
     if plan.fingerprint != network_fingerprint(costs):
         raise InputError(
             f"the plan was made for another network than {source} builds: units, cells or weights differ; give the "
@@ -124,7 +130,9 @@ def verify(
         )
     expected = expect(costs, plan)
     # Ranks that only fill up the cluster get samples of their own; those the user counted share what the network says.
-    filling = cluster // (count * _ranks_per_stage(plan)) if ranks is None else 1
+    # Where strategies say what is shared, added ranks repeat what others do.
+    fills = ranks is None and sharding.tensor_parallel == 1
+    filling = cluster // (count * sharding.ranks) if fills else 1
     jobs = [_rank(plan, plan_path, source, settings or {}, stage, cluster, filling) for stage in chosen]
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
         answers = compile_ranks(jobs, toolkit, Path(folder), time_limit_s, progress=progress)
@@ -158,17 +166,8 @@ def compare(expected: Expected, stages: Sequence[int], ranks: int, answers: Mapp
     return Verification(ranks, tuple(verified), tuple(findings), (*warnings, *hazards))
 
 
-def _costs(plan: Plan, source: str, settings: Mapping[str, Any]) -> NetworkCosts:
-    """Costs of the network; as one of the ranks runs it if they share operations, so that theirs can be recognised."""
-    tensor_parallel = int(plan.settings.get("tensor_parallel") or 1)
-    if tensor_parallel == 1:
-        return load_costs(source, settings)
-    sharding = Sharding(int(plan.settings.get("data_parallel") or 1), tensor_parallel)
-    return network_costs(graph_of(record_sharded(source, settings, sharding)[0]))
-
-
-def _ranks_per_stage(plan: Plan) -> int:
-    return int(plan.settings.get("data_parallel") or 1) * int(plan.settings.get("tensor_parallel") or 1)
+def _sharding(plan: Plan) -> Sharding:
+    return Sharding(*(int(plan.settings.get(key) or 1) for key in ("data_parallel", "tensor_parallel")))
 
 
 def _cluster(plan: Plan, stages: Sequence[int], ranks: int | None) -> int:
@@ -178,7 +177,7 @@ def _cluster(plan: Plan, stages: Sequence[int], ranks: int | None) -> int:
         raise InputError(f"--stage {outside[0]}: the plan has stages 0 to {count - 1}")
     if count < 2:
         raise InputError("the plan has one stage, so there is no pipeline to verify")
-    cluster = cluster_size(count, _ranks_per_stage(plan)) if ranks is None else ranks
+    cluster = cluster_size(count, _sharding(plan).ranks) if ranks is None else ranks
     if cluster % count:
         raise InputError(f"--ranks {cluster}: not a multiple of the plan's {count} stages")
     if cluster_size(1, cluster) != cluster:

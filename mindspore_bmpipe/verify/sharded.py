@@ -51,7 +51,7 @@ def record_sharded(
             f"--data-parallel {sharding.data_parallel} --tensor-parallel {sharding.tensor_parallel}: "
             f"{sharding.ranks} ranks; MindSpore takes 1, 2, 4 or a multiple of 8"
         )
-    given = _with_degrees(source, settings, sharding)
+    given = with_degrees(source, settings, sharding)
     wanted = Compile(
         name=_NAME, source=source, settings=given, sharding=(sharding.data_parallel, sharding.tensor_parallel)
     )
@@ -66,15 +66,20 @@ def record_sharded(
     return recorded, data
 
 
-def _with_degrees(source: str, settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
-    """Settings with the degrees that the factory has parameters for."""
+def with_degrees(source: str, settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Settings for a factory, with the degrees of parallelism that it has parameters for.
+
+    Raises:
+        InputError: the settings say other degrees.
+    """
     taken = _parameters(source)
     given = dict(settings)
     for name in _DEGREES:
         degree = getattr(sharding, name)
         if given.get(name, degree) != degree:
             raise InputError(
-                f"--set {name}={given[name]} contradicts --{name.replace('_', '-')} {degree}; give one of the two"
+                f"--set {name}={given[name]} contradicts the {name} of {degree} that is traced or planned for; leave "
+                "it out, or trace for that"
             )
         if name in taken:
             given[name] = degree
