@@ -23,8 +23,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, without_plan
-from mindspore_bmpipe.planner.recipe_groups import require_listable
+from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, without_plan
+from mindspore_bmpipe.planner.recipe_groups import nothing_fits, require_listable
 from mindspore_bmpipe.planner.recipes import judged
 from mindspore_bmpipe.planner.splits import Bounds, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
@@ -155,15 +155,9 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
     require_listable(problem, NAME)
     options, rules = StageOptions(problem), SplitRules(problem)
     groups = Groups(options, rules)
-    excess, closest = best_split(groups.excess_bytes, additive=False)
-    if closest is None:
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
-    if excess > 0:
-        needed = tuple(
-            int(options.least_bytes_from(low)[high - low - 1, stage])
-            for stage, (low, high) in enumerate(itertools.pairwise(closest))
-        )
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
+    refusal = nothing_fits(NAME, options, groups, clock)
+    if refusal is not None:
+        return refusal
     bounds = least_modelled(options, groups, clock)
     if bounds is None:
         return without_plan(NAME, Status.UNKNOWN, clock, "the wall clock ended the dynamic program")

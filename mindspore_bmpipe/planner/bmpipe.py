@@ -39,15 +39,12 @@ from mindspore_bmpipe.planner.elimination import (
 from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_groups import prove
-from mindspore_bmpipe.planner.splits import Groups, SplitRules, best_split
+from mindspore_bmpipe.planner.splits import MAX_GROUPS, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.planner.starts import split_of, starting_plans
 from mindspore_bmpipe.problem import Problem
 
 NAME = "bmpipe"
-
-MAX_GROUPS = 8_000_000
-"""Entries of a (stages, units + 1, units + 1) table up to which groups are listed."""
 
 _DESCENT_ROUNDS = 300
 _PERTURBATIONS = 40

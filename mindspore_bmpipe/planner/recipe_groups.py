@@ -1,4 +1,4 @@
-"""Groups of units under uniform recipes: what cutting methods that know one recipe for all units choose from.
+"""Groups of units: what methods that look for cuts choose from, most of them with one recipe for all units.
 
 One chunk per stage. A group is allowed on a stage if pins, forbidden cuts and trainable units allow it and it fits in
 the stage's memory, counted exactly; methods published with a coarser memory model are given the exact one.
@@ -6,6 +6,7 @@ the stage's memory, counted exactly; methods published with a coarser memory mod
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,12 +23,9 @@ from mindspore_bmpipe.planner.recipes import (
     uniform_recipes,
     with_recipe,
 )
-from mindspore_bmpipe.planner.splits import Bounds, Groups, SplitRules, best_split
+from mindspore_bmpipe.planner.splits import MAX_GROUPS, Bounds, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.problem import Problem, stage_memory
-
-MAX_GROUPS = 8_000_000
-"""Entries of a (stages, units + 1, units + 1) table up to which groups are listed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +69,21 @@ def recipe_groups(problem: Problem, recipe: Recipe) -> RecipeGroups:
     forward = np.where(fits, groups.forward_ms, np.inf)
     # With one option per unit the bound on the backward is the backward.
     return RecipeGroups(recipe, forward, groups.backward_bound_ms, groups.excess_bytes)
+
+
+def nothing_fits(name: str, options: StageOptions, groups: Groups, clock: Clock) -> Solution | None:
+    """The infeasible answer if no split fits with any options; `None` if one does."""
+    problem = options.problem
+    excess, closest = best_split(groups.excess_bytes, additive=False)
+    if closest is None:
+        return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, None))
+    if excess <= 0:
+        return None
+    needed = tuple(
+        int(options.least_bytes_from(low)[high - low - 1, stage])
+        for stage, (low, high) in enumerate(itertools.pairwise(closest))
+    )
+    return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
 
 
 def every_recipe(problem: Problem) -> Iterator[RecipeGroups]:

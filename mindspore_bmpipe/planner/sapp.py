@@ -32,7 +32,7 @@ from mindspore_bmpipe.planner.milp import least_excess
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_counts import CountModel
 from mindspore_bmpipe.planner.milp_memory import over_limit
-from mindspore_bmpipe.planner.recipe_groups import require_listable
+from mindspore_bmpipe.planner.recipe_groups import nothing_fits, require_listable
 from mindspore_bmpipe.planner.recipes import judged
 from mindspore_bmpipe.planner.splits import Bounds, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
@@ -128,15 +128,9 @@ def _one_chunk(problem: Problem, clock: Clock) -> Solution:
     require_listable(problem, NAME)
     options = StageOptions(problem)
     groups = Groups(options, SplitRules(problem))
-    excess, closest = best_split(groups.excess_bytes, additive=False)
-    if closest is None:
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
-    if excess > 0:
-        needed = tuple(
-            int(options.least_bytes_from(low)[high - low - 1, stage])
-            for stage, (low, high) in enumerate(itertools.pairwise(closest))
-        )
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
+    refusal = nothing_fits(NAME, options, groups, clock)
+    if refusal is not None:
+        return refusal
     bounds = _least_slowest(options, groups)
     return judged(NAME, problem, options.decision(bounds), clock, f"{_MESSAGE}, proved least")
 

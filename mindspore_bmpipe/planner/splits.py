@@ -14,6 +14,10 @@ Bounds = tuple[int, ...]
 """First unit of each stage, and the number of units at the end."""
 
 
+MAX_GROUPS = 8_000_000
+"""Entries of a (stages, units + 1, units + 1) table up to which groups are listed."""
+
+
 class SplitRules:
     """What pins, forbidden cuts and trainable units allow, whatever the memory."""
 

@@ -28,9 +28,12 @@ which took {seconds:.0f} s, with {time_limit:.0f} s for each planner on each ins
 
 Layer times and bytes follow from closed formulas (`tools/bench/models.py`) and `configs/hardware/{hardware}.yaml`,
 whose efficiencies are assumptions. The layouts are public, for whatever machine they were made; here all run on
-{hardware}.
-Memory limits lie {rooms} of the way from what an even split needs with every layer recomputed to what it needs with
-none, or to {most_gib} GiB where that is less.
+{hardware}. Memory limits lie part of the way from what an even split needs with every layer recomputed to what it
+needs with none, or to {most_gib} GiB where that is less:
+{rooms}.
+
+Recompute options of a layer: `none`, `select` (the core of attention; with flash attention the product of the gated
+feed-forward instead), `comm` (gathered inputs, where they are kept), `both`, `full`.
 """
 
 _READING = """\
@@ -39,6 +42,13 @@ _READING = """\
 Milliseconds of bmpipe, the proved gap, and the step time of every other planner over bmpipe's. `inf.`: its plans do not
 fit; `n/a`: it does not know several chunks; `none`: nothing found in the time limit. What each planner is, and what is
 assumed of it: [comparison](comparison.md). `adapipe` is a reconstruction.
+"""
+
+_TOGETHER = """\
+## All instances together
+
+Over the instances on which each planner has a plan: how many times longer its step takes than bmpipe's (geometric mean,
+least, most), and the mean share of memory used and of units recomputed.
 """
 
 _SENSITIVITY = """\
@@ -57,11 +67,12 @@ def render(results: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) ->
     rooms = ", ".join(f"{value:.0%} ({name})" for name, value in settings["room"].items())
     parts = [
         _HEAD.format(rooms=rooms, **settings),
+        _short(results),
+        "## Layouts\n",
         _layouts(dict.fromkeys(result["layout"] for result in results)),
         _READING,
         _times(results),
-        "## In all\n\nOver the instances on which each planner has a plan: how many times longer its step takes than "
-        "bmpipe's\n(geometric mean, least, most), and the mean share of memory and of recomputed units.\n",
+        _TOGETHER,
         _summary(results),
         _SENSITIVITY.format(**settings),
         _sensitivity(results),
@@ -129,6 +140,38 @@ def _times(results: Sequence[Mapping[str, Any]]) -> str:
     return _table(("instance", "limit GiB", "bmpipe ms", "gap", *names), rows)
 
 
+def _short(results: Sequence[Mapping[str, Any]]) -> str:
+    """The figures a reader looks for first, weakest comparison last."""
+    lines = [
+        "## In short",
+        "",
+        "How many times faster bmpipe's plan is, geometric mean over the instances with a plan:",
+        "",
+    ]
+    lines.append(f"- than the fastest other planner of each instance: {_mean(_best(results)):.3f}")
+    named = ("sapp", "adapipe", "even", "pipedream", "dapple", "megatron_manual", "megatron_even_full")
+    for planner in (planner for planner in named if planner in _others(results)):
+        ratios = [ratio for result in results if (ratio := _ratio(result, planner)) is not None]
+        if ratios:
+            lines.append(f"- than {planner}: {_mean(ratios):.3f} ({len(ratios)} of {len(results)})")
+    return "\n".join(lines) + "\n"
+
+
+def _best(results: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Ratio of the fastest other planner of each instance."""
+    found = []
+    for result in results:
+        ratios = [ratio for planner in _others(results) if (ratio := _ratio(result, planner)) is not None]
+        if ratios:
+            found.append(min(ratios))
+    return found
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    """Geometric mean."""
+    return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")
+
+
 def _summary(results: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for planner in (REFERENCE, *_others(results)):
@@ -145,7 +188,7 @@ def _summary(results: Sequence[Mapping[str, Any]]) -> str:
             (
                 planner,
                 f"{len(planned)} of {len(results)}",
-                f"{np.exp(np.mean(np.log(list(ratios.values())))):.3f}",
+                f"{_mean(list(ratios.values())):.3f}",
                 "" if mine else f"{ratios[least]:.3f} ({least})",
                 "" if mine else f"{ratios[most]:.3f} ({most})",
                 f"{np.mean([row['memory'] for row in held]):.1%}",
@@ -153,19 +196,15 @@ def _summary(results: Sequence[Mapping[str, Any]]) -> str:
                 f"{np.mean([row['recomputed'] for row in held]):.0%}",
             )
         )
-    best = [
-        min(ratio for planner in _others(results) if (ratio := _ratio(result, planner)) is not None)
-        for result in results
-        if any(_ratio(result, planner) is not None for planner in _others(results))
-    ]
+    best = _best(results)
     table = _table(
         ("planner", "plans", "geometric mean", "least", "most", "memory", "bmpipe's there", "units recomputed"), rows
     )
     if not best:
         return table
     return (
-        f"{table}\nAgainst the fastest other planner of each instance: geometric mean "
-        f"{np.exp(np.mean(np.log(best))):.3f}, least {min(best):.3f}, most {max(best):.3f}.\n"
+        f"{table}\nAgainst the fastest other planner of each instance: geometric mean {_mean(best):.3f}, "
+        f"least {min(best):.3f}, most {max(best):.3f}.\n"
     )
 
 
