@@ -84,7 +84,7 @@ def plan(name: str, problem: Problem, limits: SolveLimits, solver: str | None) -
     if best is None:
         if bound == float("inf"):
             return _infeasible(name, search, nearest, limits, clock, solver)
-        return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the work limit")
+        return without_plan(name, Status.UNKNOWN, clock, f"no plan that fits was found; {clock.message(False)}")
     time = evaluate(problem, best).step_time_ms
     proved = bound >= time * (1 - limits.accepted_gap)
     return with_plan(name, problem, best, clock, min(bound, time), proved, clock.message(proved))

@@ -92,6 +92,8 @@ class Prover:
         self._step = 0
         self._sent = len(pool.paths)
         self._whole = True
+        self._used_up = False
+        """Whether shares of units say no more."""
         self._has_all_paths = False
         self._actions = 2 * problem.virtual_stages * problem.micro_batches
         self._generator = np.random.default_rng(limits.seed)
@@ -120,7 +122,7 @@ class Prover:
 
     def _run(self) -> None:
         try:
-            for _ in range(max(1, int(_ROUNDS * self._limits.effort))):
+            for _ in range(_ROUNDS):
                 if not self.is_open or self._clock.ends() or not self._round():
                     break
         except SolverError:
@@ -140,20 +142,26 @@ class Prover:
             return self._best_ms - _FINEST * accepted, True
         return self._held, False
 
-    def _may_have_start_times(self) -> bool:
+    def _can_afford_start_times(self) -> bool:
+        if self._actions > MAX_ACTIONS:
+            return True
         seconds = min(_START_TIMES_S * self._actions, _START_TIMES_SQUARED_S * self._actions**2)
-        return self._actions <= MAX_ACTIONS and seconds <= self._clock.work_left()
+        return seconds <= self._clock.work_left()
 
     def _round(self) -> bool:
         """Try one guess; whether there is anything left to try."""
-        if not self._whole and self.bound_ms > self._best_ms * (1 - _SHARES_UNTIL) and self._may_have_start_times():
+        if not self._whole and self.bound_ms > self._best_ms * (1 - _SHARES_UNTIL):
+            self._used_up = self._used_up or self._actions <= MAX_ACTIONS
+        if not self._whole and self._used_up:
+            if not self._can_afford_start_times():
+                return False
             self._make_whole()
         guess, last = float("inf"), True
         if self._best_ms < float("inf"):
             guess, last = self._guess()
             self._model.cut_off(guess, heuristics=self._has_all_paths)
-        nodes = max(1, int(self._limits.node_limit * self._limits.effort))
-        decision, bound, complete = self._model.solve(self._clock, nodes, share=1.0 if last else _CALL_SHARE)
+        share = 1.0 if last else _CALL_SHARE
+        decision, bound, complete = self._model.solve(self._clock, self._limits.node_limit, share=share)
         before = self.bound_ms
         self.bound_ms = max(before, min(bound * (1 - _ROUNDING), guess))
         if decision is not None:
@@ -178,9 +186,7 @@ class Prover:
         real = float(simulated_ms(self._problem, *times)[0])
         if real > wanted * (1 + _SAME_TIME):
             return self._learn(times)
-        if self._actions <= MAX_ACTIONS and not self._may_have_start_times():
-            return False
-        self._make_whole()
+        self._used_up = True
         return True
 
     def _make_whole(self) -> None:
