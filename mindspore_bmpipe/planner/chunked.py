@@ -38,7 +38,7 @@ from mindspore_bmpipe.problem import (
 
 _SEARCH_WORK = 1_000_000
 """Work of the local search (`ChunkSearch.work`), some ten seconds, if the time limit is `_FULL_SEARCH_S` or more."""
-_FULL_SEARCH_S = 40.0
+_FULL_SEARCH_S = 50.0
 _OFFER_WORK = 10_000
 """Work on each split of the integer program."""
 _SHARED_PATHS = 250
