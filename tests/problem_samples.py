@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from mindspore_bmpipe.config import load_config
 from mindspore_bmpipe.errors import InputError
@@ -20,6 +23,15 @@ from mindspore_bmpipe.problem import (
 from mindspore_bmpipe.problem_config import problem_from_config
 
 DATA = Path(__file__).parent / "data"
+
+
+def batches(seeds: int, size: int, everyday: int) -> list[Any]:
+    """Ranges of seeds as parameters of a test; those after the first `everyday` seeds are left to the long run."""
+    found: list[Any] = []
+    for first in range(0, seeds, size):
+        part = range(first, min(first + size, seeds))
+        found.append(part if first < everyday else pytest.param(part, marks=pytest.mark.long))
+    return found
 
 
 def case_a(**changes: object) -> Problem:

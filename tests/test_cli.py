@@ -270,6 +270,19 @@ def test_too_little_memory_says_per_stage_what_would_fit(
     assert main(["plan", str(table), "-c", str(fitting)]) == 0
 
 
+def test_no_plan_found_in_time_is_an_answer_of_its_own(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Case B with 52 GB: the relaxation has a plan, and a millisecond finds none with whole units."""
+    settings = yaml.safe_load((data / "case_b.pipeline.yaml").read_text())
+    path = write(tmp_path / "tight.yaml", {**settings, "memory_limit": 52_000_000_000})
+    layers = str(data / "case_b.layers.json")
+    assert main(["plan", layers, "-c", str(path), "--time-limit", "0.001", "--json"]) == 3
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["status"], answer["stopped_by"]) == ("no plan found in the time limit", "time")
+    assert "wall clock" in answer["message"]
+
+
 def test_unwritable_output_is_refused_before_the_work(
     table: Path, config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ from mindspore_bmpipe.problem import (
 
 _SEARCH_WORK = 1_000_000
 """Work of the local search (`ChunkSearch.work`), some ten seconds, if the time limit is `_FULL_SEARCH_S` or more."""
-_FULL_SEARCH_S = 40.0
+_FULL_SEARCH_S = 50.0
 _OFFER_WORK = 10_000
 """Work on each split of the integer program."""
 _SHARED_PATHS = 250
@@ -83,7 +83,7 @@ def plan(name: str, problem: Problem, limits: SolveLimits, solver: str | None) -
     if best is None:
         if bound == float("inf"):
             return _infeasible(name, search, nearest, limits, clock, solver)
-        return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the work limit")
+        return without_plan(name, Status.UNKNOWN, clock, f"no plan that fits was found; {clock.message(False)}")
     time = evaluate(problem, best).step_time_ms
     proved = bound >= time * (1 - limits.accepted_gap)
     return with_plan(name, problem, best, clock, min(bound, time), proved, clock.message(proved))

@@ -74,7 +74,7 @@ def plan_counts(
     if proved == float("inf"):
         needed = least_excess(problem, limits, solver)
         return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
-    return without_plan(name, Status.UNKNOWN, clock, "no plan that fits was found within the work limit")
+    return without_plan(name, Status.UNKNOWN, clock, f"no plan that fits was found; {clock.message(False)}")
 
 
 def begins_proof(clock: Clock, limits: SolveLimits) -> bool:

@@ -22,6 +22,8 @@ _ITERATION_S = 5e-6
 
 _NODE_ITERATIONS = 500
 """Iterations that a node takes before more is known of a model."""
+_ROOT_ITERATIONS = 10
+"""Iterations of the root per row and column."""
 _WORTH_ANOTHER = 2
 """How many times as many nodes must be affordable for a call to be made again."""
 
@@ -122,6 +124,11 @@ def optimize(model: mip.Model, clock: Clock, nodes: int, share: float = 1.0) -> 
         node_s = max(work, 1e-9) / allowed
         if clock.work_left() / node_s < _WORTH_ANOTHER * allowed:
             return answer
+
+
+def affordable(model: mip.Model, clock: Clock) -> bool:
+    """Whether the work left is enough for the root of the search tree, which no limit interrupts."""
+    return _ROOT_ITERATIONS * (model.num_rows + model.num_cols) * _iteration_s(model) <= clock.work_left()
 
 
 def _optimize(model: mip.Model, seconds: float, nodes: int) -> SolverAnswer:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.local_search import PathPool, Times
-from mindspore_bmpipe.planner.milp_backend import SolverError
+from mindspore_bmpipe.planner.milp_backend import SolverError, affordable
 from mindspore_bmpipe.planner.milp_counts import CountModel
 from mindspore_bmpipe.planner.milp_memory import over_limit
 from mindspore_bmpipe.problem import (
@@ -43,9 +43,10 @@ _CALL_SHARE = 0.4
 _NEARBY = 12
 """Disturbed times whose longest paths are added with those of an answer."""
 _DISTURBANCE = 0.05
-_SHARES_UNTIL = 0.02
-"""Gap below which options become whole at once where every action gets a start time: that costs less than the guesses
-that shares would still need, and shares rarely get below a few tenths of a percent."""
+_SHARES_UNTIL, _SHARES_ALWAYS_UNTIL = 0.02, 0.004
+"""Gaps below which options become whole where every action gets a start time: the larger if the time left is enough
+for that, which then costs less than the guesses that shares would still need. Shares rarely get below the smaller."""
+_ENOUGH = 1.5
 _START_TIMES_S, _START_TIMES_SQUARED_S = 0.02, 1e-4
 """Seconds of an idle core that a program with start times takes, over their number and over its square; the less."""
 _SAME_TIME = 1e-6
@@ -92,6 +93,8 @@ class Prover:
         self._step = 0
         self._sent = len(pool.paths)
         self._whole = True
+        self._used_up = False
+        """Whether shares of units say no more."""
         self._has_all_paths = False
         self._actions = 2 * problem.virtual_stages * problem.micro_batches
         self._generator = np.random.default_rng(limits.seed)
@@ -120,8 +123,13 @@ class Prover:
 
     def _run(self) -> None:
         try:
-            for _ in range(max(1, int(_ROUNDS * self._limits.effort))):
-                if not self.is_open or self._clock.ends() or not self._round():
+            for _ in range(_ROUNDS):
+                if not self.is_open or self._clock.ends():
+                    break
+                # Without any plan the solver is asked for one whatever it takes.
+                if self._best_ms < float("inf") and not affordable(self._model.model, self._clock):
+                    break
+                if not self._round():
                     break
         except SolverError:
             # The plan stands without the solver; only the proof is weaker.
@@ -140,20 +148,31 @@ class Prover:
             return self._best_ms - _FINEST * accepted, True
         return self._held, False
 
-    def _may_have_start_times(self) -> bool:
+    def _can_afford_start_times(self) -> bool:
+        if self._actions > MAX_ACTIONS:
+            return True
         seconds = min(_START_TIMES_S * self._actions, _START_TIMES_SQUARED_S * self._actions**2)
-        return self._actions <= MAX_ACTIONS and seconds <= self._clock.work_left()
+        return seconds <= self._clock.work_left()
+
+    def _is_time_for_whole(self) -> bool:
+        if self._actions > MAX_ACTIONS or self._used_up:
+            return self._used_up
+        gap = 1 - self.bound_ms / self._best_ms
+        may_finish = self._clock.proving and self._clock.remaining() > _ENOUGH * _START_TIMES_S * self._actions
+        return gap < _SHARES_ALWAYS_UNTIL or (gap < _SHARES_UNTIL and may_finish)
 
     def _round(self) -> bool:
         """Try one guess; whether there is anything left to try."""
-        if not self._whole and self.bound_ms > self._best_ms * (1 - _SHARES_UNTIL) and self._may_have_start_times():
+        if not self._whole and self._is_time_for_whole():
+            if not self._can_afford_start_times():
+                return False
             self._make_whole()
         guess, last = float("inf"), True
         if self._best_ms < float("inf"):
             guess, last = self._guess()
             self._model.cut_off(guess, heuristics=self._has_all_paths)
-        nodes = max(1, int(self._limits.node_limit * self._limits.effort))
-        decision, bound, complete = self._model.solve(self._clock, nodes, share=1.0 if last else _CALL_SHARE)
+        share = 1.0 if last else _CALL_SHARE
+        decision, bound, complete = self._model.solve(self._clock, self._limits.node_limit, share=share)
         before = self.bound_ms
         self.bound_ms = max(before, min(bound * (1 - _ROUNDING), guess))
         if decision is not None:
@@ -178,9 +197,7 @@ class Prover:
         real = float(simulated_ms(self._problem, *times)[0])
         if real > wanted * (1 + _SAME_TIME):
             return self._learn(times)
-        if self._actions <= MAX_ACTIONS and not self._may_have_start_times():
-            return False
-        self._make_whole()
+        self._used_up = True
         return True
 
     def _make_whole(self) -> None:

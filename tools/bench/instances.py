@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,23 @@ def family(
     static = sum(run.count * run.static_bytes for run in runs) / stages
     limit = int(1.15 * static + 2 * 10**9 + in_flight * per_chunk * (1.1 * least_share + room * (1 - least_share)))
     return Problem(tuple(runs), schedule, stages, chunks, micro_batches, (limit,) * stages)
+
+
+_FAMILY = re.compile(r"(\w+)-p(\d+)(?:-v(\d+))?-m(\d+)-u(\d+)-k(\d+)(?:-r(\d+))?(?:-s(\d+))?")
+FAMILY_FORM = "SCHEDULE-pSTAGES[-vCHUNKS]-mMICROBATCHES-uUNITS-kKINDS[-rROOM_PERCENT][-sSEED]"
+
+
+def instance(name: str) -> Problem | None:
+    """The problem of a name: one of `INSTANCES`, or any member of the family written out; `None` for other names."""
+    if name in INSTANCES:
+        return INSTANCES[name]()
+    match = _FAMILY.fullmatch(name)
+    if match is None:
+        return None
+    stages, chunks, micro_batches, units, kinds, room, seed = (
+        int(value or default) for value, default in zip(match.groups()[1:], ("", 1, "", "", "", 40, 0), strict=True)
+    )
+    return family(match[1], stages, chunks, micro_batches, units, kinds, room / 100, seed)
 
 
 INSTANCES: dict[str, Callable[[], Problem]] = {

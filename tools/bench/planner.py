@@ -2,6 +2,7 @@
 
 python tools/bench/planner.py                                   # all
 python tools/bench/planner.py case_b --planner bmpipe --time-limit 120 --json
+python tools/bench/planner.py interleaved-p8-v3-m32-u96-k2-r30-s5       # a random one: 30 % room, seed 5
 python tools/bench/planner.py --simulator                       # plan evaluations per second
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import resource
 import sys
 import time
@@ -25,15 +27,17 @@ from mindspore_bmpipe.planner import SolveLimits, registered, solve
 from mindspore_bmpipe.problem import stage_memory
 from mindspore_bmpipe.schedule import dependency_graph, make_schedule, step_times
 from mindspore_bmpipe.schedule.sweep import end_times, slot_durations
-from tools.bench.instances import INSTANCES
+from tools.bench.instances import FAMILY_FORM, INSTANCES, instance
 
-HEADER = ("instance", "planner", "status", "step_ms", "bound_ms", "gap", "vs_best", "seconds", "peak_GB", "rss_GB")
+HEADER = ("instance", "planner", "status", "step_ms", "bound_ms", "gap", "vs_best", "seconds", "cpu_s", "peak_GB",
+          "rss_GB", "stopped_by")  # fmt: skip
 
 
 def measure(name: str, planner: str, limits: SolveLimits) -> dict[str, Any]:
-    """Figures of one planner on one instance."""
-    problem = INSTANCES[name]()
-    start = time.perf_counter()
+    """Figures of one planner on one instance; memory is that of this process."""
+    problem = instance(name)
+    assert problem is not None
+    start, start_cpu = time.perf_counter(), time.process_time()
     row: dict[str, Any] = {"instance": name, "planner": planner}
     try:
         solution = solve(problem, planner, limits)
@@ -45,11 +49,19 @@ def measure(name: str, planner: str, limits: SolveLimits) -> dict[str, Any]:
         "bound_ms": solution.bound_ms,
         "gap": solution.gap,
         "seconds": time.perf_counter() - start,
+        "cpu_s": time.process_time() - start_cpu,
+        "stopped_by": solution.stopped_by.value,
         "rss_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2,
     }
     if solution.decision is not None:
         row["peak_GB"] = max(peak for _, peak in stage_memory(problem, solution.decision)) / 1e9
     return row
+
+
+def measured_apart(name: str, planner: str, limits: SolveLimits) -> dict[str, Any]:
+    """The same from a process of its own, so that no planner's memory counts for another."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (name, planner, limits))
 
 
 def simulator_rate(stages: int = 16, chunks: int = 3, micro_batches: int = 16, plans: int = 4000) -> float:
@@ -98,7 +110,7 @@ def _cell(value: object) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or one JSON object per line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("instances", nargs="*", metavar="INSTANCE", help=f"of {', '.join(INSTANCES)}")
+    parser.add_argument("instances", nargs="*", metavar="INSTANCE", help=f"of {', '.join(INSTANCES)}, or {FAMILY_FORM}")
     parser.add_argument("--planner", action="append", choices=registered())
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--relative-gap", type=float, default=1e-4)
@@ -110,14 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for setting in (("1f1b", 64, 1, 1024), ("interleaved", 16, 3, 512), ("seqsmartvpp", 16, 2, 512)):
             print(long_schedule(*setting))
         return 0
-    unknown = [name for name in options.instances if name not in INSTANCES]
+    unknown = [name for name in options.instances if instance(name) is None]
     if unknown:
-        parser.error(f"unknown instance {', '.join(unknown)}; there are {', '.join(INSTANCES)}")
+        parser.error(f"unknown instance {', '.join(unknown)}; there are {', '.join(INSTANCES)}, and {FAMILY_FORM}")
     limits = SolveLimits(time_limit_s=options.time_limit, relative_gap=options.relative_gap)
     if not options.json:
         print("\t".join(HEADER))
     for name in options.instances or INSTANCES:
-        rows = [measure(name, planner, limits) for planner in options.planner or registered()]
+        rows = [measured_apart(name, planner, limits) for planner in options.planner or registered()]
         best = min((row["step_ms"] for row in rows if row.get("step_ms")), default=None)
         for row in rows:
             row["vs_best"] = row["step_ms"] / best if row.get("step_ms") and best else None
