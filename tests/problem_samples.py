@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from mindspore_bmpipe.config import load_config
-from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.layer_table import load_layer_table
-from mindspore_bmpipe.planner import solve
 from mindspore_bmpipe.problem import (
     Decision,
     Option,
@@ -157,14 +155,6 @@ def _with_updates(problem: Problem, seed: int) -> Problem:
     if rng.random() < 0.5:
         return problem
     return replace(problem, runs=tuple(replace(run, update_bytes=rng.randint(0, 4 * 10**9)) for run in problem.runs))
-
-
-def plan_or_refusal(problem: Problem, planner: str) -> Decision | None:
-    """The plan of a planner; `None` if it finds none or does not take the problem."""
-    try:
-        return solve(problem, planner).decision
-    except InputError:
-        return None
 
 
 def with_full(problem: Problem) -> Problem:

@@ -22,7 +22,6 @@ from mindspore_bmpipe.problem import (
     Problem,
     Run,
     check,
-    evaluate,
     recompute_ms,
     stage_memory,
 )
