@@ -9,7 +9,7 @@ import pytest
 from mindspore.nn.utils import no_init_parameters
 
 from mindspore_bmpipe.costs.hardware import load_hardware
-from mindspore_bmpipe.costs.network import NetworkCosts, network_costs
+from mindspore_bmpipe.costs.network import NetworkCosts, network_costs, unit_static_bytes
 from mindspore_bmpipe.costs.polynomial import Basis, undominated
 from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows, frontier, option_name
 from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
@@ -98,6 +98,41 @@ def test_an_operation_whose_result_leaves_runs_again_for_what_stays() -> None:
     assert model.bytes_of(plain & ~kept) @ model.basis.values({"b": 2, "s": 16}) == 2 * 4 * 2 * 16
 
 
+def test_a_cell_runs_again_for_what_it_dropped_and_not_for_what_it_kept() -> None:
+    """As the compiled graph shows: the norm comes right before its own gradient, after others that read its result."""
+    model = model_of(costs_of("bert"), "blocks.1")
+    recompute = RecomputeModel(model)
+    cells = ("0.attention_norm",)
+    timeline = recompute._backward_timeline(cells, recompute.kept(cells)[1])
+    again = next(step for step, operation in enumerate(timeline) if operation.primitive == "LayerNorm")
+    assert timeline[again + 1].primitive == "LayerNormGrad"
+    assert any(operation.reads & timeline[again].writes for operation in timeline[:again])
+
+
+def test_a_tied_table_has_no_sum_of_gradients() -> None:
+    """No stage of a compiled GPT makes it; the embedding's gradient of the table goes into the buffer at once."""
+    vocab, hidden, batch, sequence = 256, 64, 2, 16
+    costs = costs_of("gpt")
+    embedding = model_of(costs, "embedding")
+    assert [operation.primitive for operation in embedding.operations] == ["Gather", "UnsortedSegmentSum"]
+    values = embedding.basis.values({"b": batch, "s": sequence})
+    working = evaluate_rows(RecomputeModel(embedding).option(()).working_set, values)
+    assert working == 4 * vocab * hidden + 4 * batch * sequence * hidden
+    # The head's gradient of the table comes last, so what it is made of stays: logits' gradient and normalised states.
+    head = model_of(costs, "head")
+    held = head.bytes_of(head.held) @ head.basis.values({"b": batch, "s": sequence})
+    assert held == 4 * batch * sequence * (vocab + hidden)
+
+
+def test_what_a_stage_without_the_tied_table_of_its_own_holds() -> None:
+    costs = costs_of("gpt")
+    numbers = {unit.name: number for number, unit in enumerate(costs.split.units)}
+    table = 4 * 256 * 64
+    # Weight, gradient and two moments on both stages; the head's also receives a copy, which is gone at the update.
+    assert unit_static_bytes(costs, numbers["embedding"], StaticSettings()) == (4 * table, table)
+    assert unit_static_bytes(costs, numbers["head"], StaticSettings()) == (5 * table, 0)
+
+
 def test_working_set_by_hand(layer: UnitModel) -> None:
     state, inner, weight = 4 * BATCH * WIDTH, 4 * BATCH * INNER, 4 * WIDTH * INNER
     values = layer.basis.values({"b": BATCH})
@@ -114,8 +149,14 @@ def test_working_set_by_hand(layer: UnitModel) -> None:
 def test_recomputing_more_never_keeps_more(name: str) -> None:
     costs = costs_of(name)
     sizes = {"b": 2, "s": 16}
-    for model in set(map(id, costs.models)):
-        unit = next(item for item in costs.models if id(item) == model)
+    # BERT's sentence head reads one token in sixteen: keeping that is less than keeping the input to find it again.
+    names = {
+        id(model): unit.name
+        for unit, model in zip(costs.split.units, costs.models, strict=True)
+        if unit.name != "next_sentence_head"
+    }
+    for unit_name in names.values():
+        unit = model_of(costs, unit_name)
         recompute = RecomputeModel(unit)
         values = unit.basis.values(sizes)
         everything = recompute.option(recompute.whole())
@@ -185,6 +226,9 @@ WEIGHT = ParameterInfo("w", TensorType((10, 100), "float16"), True)
         # Weight 4, gradient 4, moments 8: no copy is needed.
         (ParameterInfo("w", TensorType((10, 100), "float32"), True), StaticSettings(), 16),
         (ParameterInfo("w", TensorType((10, 100), "float16"), False), StaticSettings(4, 2), 2),
+        # MindSpore's own Adam keeps gradient and moments in the type of the weight.
+        (WEIGHT, StaticSettings(float32_state=False), 8),
+        (ParameterInfo("w", TensorType((10, 100), "float32"), True), StaticSettings(float32_state=False), 16),
         # Shares of 4 ranks: (2 + 12) / 4, gathered weight 2, whole gradient 4.
         (WEIGHT, StaticSettings(4, 1), 3.5 + 2 + 4),
         (WEIGHT, StaticSettings(4, 2), 3.5 + 2 + 1),
