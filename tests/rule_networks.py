@@ -122,9 +122,9 @@ class Row(nn.Cell):
 def factory(kinds: str) -> tuple[Row, tuple[Tensor, ...]]:
     """A row with one cell for each letter.
 
-    `w`eight of its own, the same in a `m`any-matrix product or `c`onverted to half precision, a `s`cale without a product, `f`rozen weight, `t`ied
-    weight (one object in all cells `t`), `b`orrowed weight of the first cell, given in the call, `a`ctivation without
-    any.
+    `w`eight of its own, the same in a `m`any-matrix product or `c`onverted to half precision, a `s`cale without a
+    product, `f`rozen weight, `t`ied weight (one object in all cells `t`), `b`orrowed weight of the first cell, given in
+    the call, `a`ctivation without any.
     """
     return Row(kinds), (Tensor(np.zeros((4, WIDTH)), mindspore.float32),)
 
