@@ -30,6 +30,7 @@ def verified(
     return verify(plan, str(folder / "plan.json"), source, settings, stages, ranks)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(
     ("network", "settings", "cuts"),
     [
@@ -40,9 +41,11 @@ def verified(
     ],
 )
 def test_every_stage_of_a_mixed_plan_passes(
-    tmp_path: Path, network: str, settings: dict[str, Any], cuts: tuple[int, ...]
+    tmp_path: Path, network: str, settings: dict[str, Any], cuts: tuple[int, ...], schedule: str
 ) -> None:
-    result = verified(tmp_path, f"tools.examples.{network}:factory", settings, cuts)
+    started = time.monotonic()
+    result = verified(tmp_path, f"tools.examples.{network}:factory", settings, cuts, schedule=schedule)
+    print(f"{network}, {schedule}: {time.monotonic() - started:.0f} s")
     assert [str(finding) for finding in result.findings] == []
     assert len(result.stages) == 4
 
