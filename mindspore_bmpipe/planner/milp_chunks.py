@@ -47,6 +47,8 @@ _SHARES_UNTIL, _SHARES_ALWAYS_UNTIL = 0.02, 0.004
 """Gaps below which options become whole where every action gets a start time: the larger if the time left is enough
 for that, which then costs less than the guesses that shares would still need. Shares rarely get below the smaller."""
 _ENOUGH = 1.5
+_PROOF_SHARE = 0.6
+"""Share of the time limit that an idle core has left for the proof."""
 _START_TIMES_S, _START_TIMES_SQUARED_S = 0.02, 1e-4
 """Seconds of an idle core that a program with start times takes, over their number and over its square; the less."""
 _SAME_TIME = 1e-6
@@ -158,7 +160,9 @@ class Prover:
         if self._actions > MAX_ACTIONS or self._used_up:
             return self._used_up
         gap = 1 - self.bound_ms / self._best_ms
-        may_finish = self._clock.proving and self._clock.remaining() > _ENOUGH * _START_TIMES_S * self._actions
+        # A search must not look at the clock: it knows only what the proof is meant to have.
+        left = self._clock.remaining() if self._clock.proving else _PROOF_SHARE * self._limits.time_limit_s
+        may_finish = left > _ENOUGH * _START_TIMES_S * self._actions
         return gap < _SHARES_ALWAYS_UNTIL or (gap < _SHARES_UNTIL and may_finish)
 
     def _round(self) -> bool:
