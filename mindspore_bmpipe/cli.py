@@ -20,6 +20,7 @@ from mindspore_bmpipe.plan import load_plan, write_bytes_atomically
 from mindspore_bmpipe.planner import registered
 from mindspore_bmpipe.planning import check_plan, no_plan_error, plan_of, solve_subject
 from mindspore_bmpipe.report.explain import explain, render_explanation
+from mindspore_bmpipe.report.memory import render_unit_memory, unit_memory
 from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
 from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
@@ -85,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     explain_command = _command(commands, "explain", _run_explain, "show costs of every unit, symbolic and in numbers")
     _source_arguments(explain_command, config_required=False)
     explain_command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    explain_command.add_argument(
+        "--memory", metavar="UNIT", help="show what one unit keeps for its backward, tensor by tensor, largest first"
+    )
 
     check = _command(commands, "check", _run_check, "check a plan file against a network and settings, independently")
     check.add_argument("plan", metavar="PLAN", help="plan file written by 'bmpipe plan -o'")
@@ -184,8 +188,12 @@ def _run_explain(options: argparse.Namespace, console: Console) -> int:
         costs = network_costs(graph, _units(options), assume_elementwise=True)
         settled = settle(costs, config)
         document = explain(costs, settled.hardware, settled.static, settled.evaluated, settled.sizes)
+        if options.memory:
+            document["memory"] = unit_memory(costs, settled.evaluated, settled.sizes, options.memory)
     if options.json:
         _print_json(document)
+    elif options.memory:
+        print(render_unit_memory(document["memory"]))
     else:
         print(render_explanation(document))
     return 0
