@@ -22,6 +22,7 @@ from tools.examples import vision_language
 # Sizes at which arithmetic and not launches decides, with few enough weights to allocate: export needs them.
 _WIDE = {"layers": 6, "hidden": 256, "heads": 4, "vocab": 1000, "sequence": 128}
 _IMAGE = {"image": 64, "patch": 4, "layers": 6, "hidden": 256, "heads": 4, "ffn": 1024}
+_EXPERTS = {"layers": 4, "hidden": 256, "ffn": 1024, "expert_ffn": 256, "vocab": 1000, "sequence": 128}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {**_WIDE, "kv_heads": 2, "ffn": 512},
     "qwen2.5": {**_WIDE, "kv_heads": 2, "ffn": 512},
@@ -35,8 +36,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "vision_language": {},
     "llava": {},
     "blip-2": {"query_layers": 6, "query_hidden": 192, "query_ffn": 768, "queries": 32, "image": 64, "sequence": 64},
-    "deepseek": {},
-    "deepseek-dropless": {},
+    "deepseek": _EXPERTS,
+    "deepseek-dropless": _EXPERTS,
 }
 NETWORKS = {**FAMILIES, "vision_language": (vision_language.factory, {})}
 QUICK = ("llama", "gpt", "bert", "vision_language")

@@ -9,6 +9,7 @@ from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts
 from mindspore_bmpipe.costs.recompute import RecomputeModel, absolute_cells
 from mindspore_bmpipe.costs.unit_model import indices_of
 from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.units import Unit
 from mindspore_bmpipe.report.tables import render_rows
 
 _MIB = 1 << 20
@@ -44,7 +45,7 @@ def unit_memory(costs: NetworkCosts, evaluated: EvaluatedCosts, sizes: Mapping[s
         everything |= storages
     tensors: list[dict[str, Any]] = [
         {
-            "made_by": _renamed(model.storage_names[storage], first.cells, unit.cells),
+            "made_by": _renamed(model.storage_names[storage], first, unit),
             "shape": f"({', '.join(str(size) for size in model.storage_types[storage].shape)})",
             "dtype": model.storage_types[storage].dtype,
             "bytes": str(model.basis.expression(model.sizes[storage])),
@@ -81,10 +82,12 @@ def render_unit_memory(document: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _renamed(text: str, old: tuple[str, ...], new: tuple[str, ...]) -> str:
-    """A storage's name with the cells of one unit put in place of another's."""
+def _renamed(text: str, first: Unit, unit: Unit) -> str:
+    """A storage's name in the model of the first of several equal units, as it is in another of them."""
+    if unit is first:
+        return text
     made, of, cell = text.partition(" of ")
-    for before, after in zip(old, new, strict=True):
+    for before, after in zip(first.cells, unit.cells, strict=True):
         if cell == before or cell.startswith(f"{before}."):
             return f"{made}{of}{after}{cell[len(before) :]}"
-    return text
+    return "an earlier unit"
