@@ -22,6 +22,7 @@ from mindspore_bmpipe.plan import load_plan, write_bytes_atomically, write_text_
 from mindspore_bmpipe.planner import registered
 from mindspore_bmpipe.planning import check_plan, no_plan_error, plan_of, solve_subject
 from mindspore_bmpipe.report.explain import explain, render_explanation
+from mindspore_bmpipe.report.memory import render_unit_memory, unit_memory
 from mindspore_bmpipe.report.simulation import render_simulation, simulate_plan, simulation_summary
 from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
@@ -105,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     explain_command = _command(commands, "explain", _run_explain, "show costs of every unit, symbolic and in numbers")
     _source_arguments(explain_command, config_required=False)
     explain_command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    explain_command.add_argument(
+        "--memory", metavar="UNIT", help="show what one unit keeps for its backward, tensor by tensor, largest first"
+    )
 
     simulate = _command(
         commands, "simulate", _run_simulate, "simulate one step of a plan: idle time, memory, longest path"
@@ -242,8 +246,12 @@ def _run_explain(options: argparse.Namespace, console: Console) -> int:
         costs = network_costs(graph, _units(options), assume_elementwise=True)
         settled = settle(costs, config)
         document = explain(costs, settled.hardware, settled.evaluated, settled.sizes)
+        if options.memory:
+            document["memory"] = unit_memory(costs, settled.evaluated, settled.sizes, options.memory)
     if options.json:
         _print_json(document)
+    elif options.memory:
+        print(render_unit_memory(document["memory"]))
     else:
         print(render_explanation(document))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mindspore
 import pytest
@@ -15,15 +16,31 @@ from mindspore_bmpipe.plan import Plan, write_bytes_atomically
 from mindspore_bmpipe.planning import make_plan
 from mindspore_bmpipe.sources import load_subject
 from mindspore_bmpipe.subjects import subject_of_network
-from tests.graph_networks import FACTORIES
+from tests.example_families import FAMILIES
+from tools.examples import vision_language
 
 # Sizes at which arithmetic and not launches decides, with few enough weights to allocate: export needs them.
-SIZES = {
-    "llama": {"layers": 6, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 1000, "sequence": 128},
-    "gpt": {"layers": 6, "hidden": 256, "heads": 4, "vocab": 1000, "sequence": 128},
-    "bert": {"layers": 6, "hidden": 256, "heads": 4, "vocab": 1000, "sequence": 128},
+_WIDE = {"layers": 6, "hidden": 256, "heads": 4, "vocab": 1000, "sequence": 128}
+_IMAGE = {"image": 64, "patch": 4, "layers": 6, "hidden": 256, "heads": 4, "ffn": 1024}
+_EXPERTS = {"layers": 4, "hidden": 256, "ffn": 1024, "expert_ffn": 256, "vocab": 1000, "sequence": 128}
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {**_WIDE, "kv_heads": 2, "ffn": 512},
+    "qwen2.5": {**_WIDE, "kv_heads": 2, "ffn": 512},
+    "gpt": _WIDE,
+    "bloom": _WIDE,
+    "palm": {**_WIDE, "head_size": 64, "ffn": 1024},
+    "pangu-alpha": {**_WIDE, "ffn": 1024},
+    "bert": _WIDE,
+    "vit": _IMAGE,
+    "swin": {"image": 64, "layers": "2,4", "hidden": 128, "heads": 2},
     "vision_language": {},
+    "llava": {},
+    "blip-2": {"query_layers": 6, "query_hidden": 192, "query_ffn": 768, "queries": 32, "image": 64, "sequence": 64},
+    "deepseek": _EXPERTS,
+    "deepseek-dropless": _EXPERTS,
 }
+NETWORKS = {**FAMILIES, "vision_language": (vision_language.factory, {})}
+QUICK = ("llama", "gpt", "bert", "vision_language")
 
 
 def settings(limit: int) -> Config:
@@ -36,9 +53,12 @@ def placed(plan: Plan) -> list[tuple[str, int]]:
     return [(unit.name, unit.stage) for unit in plan.units]
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in SIZES if name not in QUICK)]
+)
 def test_three_ways_in_give_the_same_stages_and_step_time(name: str, tmp_path: Path) -> None:
-    network, inputs = FACTORIES[name](size="tiny", batch=2, **SIZES[name])
+    build, given = NETWORKS[name]
+    network, inputs = build(batch=2, **{**given, **SIZES[name]})
     network.set_train()
     mindspore.export(network, *inputs, file_name=str(tmp_path / "export"), file_format="MINDIR")
     recorded = record(network, *inputs)

@@ -11,7 +11,7 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
@@ -194,6 +194,47 @@ def test_calls_of_shared_functions_find_their_cell_by_the_weights_passed() -> No
     assert {(cell, weight) for cell, weight in read if weight != f"{cell}.weight"} == set()
     assert len(read) == 8
     assert all(isinstance(tensor.type, TensorType) for tensor in graph.tensors)
+
+
+class _Product(nn.Cell):
+    """A product with a weight of its own, or with one that is passed."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+        if own:
+            self.weight = Parameter(Tensor(np.ones((4, 4), np.float32)), name="weight")
+        self.matmul = ops.MatMul()
+
+    def construct(self, states: Tensor, table: Tensor | None = None) -> Tensor:
+        return self.matmul(states, self.weight if self.own else table)
+
+
+class _Borrower(nn.Cell):
+    """A cell that passes another cell's weight on to a cell of the lender's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = _Product(own=False)
+
+    def construct(self, states: Tensor, table: Tensor) -> Tensor:
+        return self.product(states * 2, table)
+
+
+class _Lender(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = _Product(own=True)
+        self.borrower = _Borrower()
+
+    def construct(self, states: Tensor) -> Tensor:
+        return (self.product(states) + self.borrower(states, self.product.weight)).sum()
+
+
+def test_a_cell_that_is_passed_a_weight_is_not_taken_for_the_one_that_holds_it() -> None:
+    graph = trace(_Lender(), Tensor(np.ones((2, 4)), ms.float32))
+    forward = [op.cell for op in graph.operations if op.phase is Phase.FORWARD and op.primitive == "MatMul"]
+    assert sorted(forward) == ["borrower.product", "product"]
 
 
 class _Scaled(nn.Cell):

@@ -19,6 +19,7 @@ from mindspore_bmpipe.costs.polynomial import Basis
 from mindspore_bmpipe.costs.rules import VIEWS, work_of
 from mindspore_bmpipe.costs.rules.base import Engine, OperationView, Work, argument_values, size_bytes
 from mindspore_bmpipe.graph.cell_graph import Operation, Phase, read_tensors
+from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.units import Unit
 
 _PASSED_ON = VIEWS | {"Cast"}
@@ -69,6 +70,8 @@ class UnitModel:
     """Bytes of every storage, shape (storages, monomials)."""
     storage_names: tuple[str, ...]
     """What each storage is, for people: primitive and cell."""
+    storage_types: tuple[TensorType, ...]
+    """Shape and element type of each storage; dimensions are numbers or expressions."""
     keepable: int
     """Storages that forward leaves for backward: results of forward operations and inputs of the unit."""
     shared: int
@@ -210,6 +213,7 @@ class _Builder:
             sent_bytes=self._basis.matrix(sent),
             sizes=self._basis.matrix(self._sizes),
             storage_names=tuple(self._name(storage) for storage in self._local),
+            storage_types=tuple(graph.tensors[storage].type for storage in self._local),
             **masks,
         )
 
