@@ -39,8 +39,15 @@ class RecomputeOption:
     """The storages kept, as a bit mask."""
     repeated: tuple[int, ...]
     """Forward operations that run again."""
-    working_set: NDArray[np.float64]
-    """Bytes needed beyond the kept ones while the unit runs: the largest of these rows, shape (rows, monomials)."""
+    forward_set: NDArray[np.float64]
+    """Bytes needed beyond the kept ones while its forward runs: the largest of these rows, shape (rows, monomials)."""
+    backward_set: NDArray[np.float64]
+    """The same while its backward runs."""
+
+    @property
+    def working_set(self) -> NDArray[np.float64]:
+        """The same while either runs."""
+        return undominated(np.vstack([self.forward_set, self.backward_set]))
 
 
 class RecomputeModel:
@@ -95,16 +102,17 @@ class RecomputeModel:
         """Evaluate one set of cells in full."""
         kept, repeated = self.kept(cells)
         own = kept & ~self._model.shared
-        working = np.vstack(
-            [
-                self._peaks(self._forward, kept, self._forward_reads_outside()),
-                self._peaks(self._backward_timeline(cells, repeated), 0, kept | self._model.arriving),
-                np.zeros((1, self._model.sizes.shape[1])),
-            ]
+        forward = self._peaks(self._forward, kept, self._forward_reads_outside())
+        backward = self._peaks(self._backward_timeline(cells, repeated), 0, kept | self._model.arriving)
+        beyond, nothing = self._model.bytes_of(kept), np.zeros((1, self._model.sizes.shape[1]))
+        return RecomputeOption(
+            cells=cells,
+            saved=self._model.bytes_of(own),
+            kept=kept,
+            repeated=repeated,
+            forward_set=undominated(np.vstack([forward - beyond, nothing])),
+            backward_set=undominated(np.vstack([backward - beyond, nothing])),
         )
-        saved = self._model.bytes_of(own)
-        working[:-1] -= self._model.bytes_of(kept)
-        return RecomputeOption(cells, saved, kept, repeated, undominated(working))
 
     def _interior(self, cell: str) -> Iterable[tuple[int, int]]:
         """Forward operations of a cell with their results that stay inside it; what leaves a cell is kept.

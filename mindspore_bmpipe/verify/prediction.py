@@ -7,7 +7,7 @@ is kept (`mindspore_bmpipe.problem`), which is never less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from mindspore_bmpipe.costs.network import NetworkCosts
 from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
 from mindspore_bmpipe.plan import Plan
-from mindspore_bmpipe.schedule import in_flight_rows, make_schedule
+from mindspore_bmpipe.schedule import Schedule, in_flight_rows, make_schedule, splits_backward
+from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
 from mindspore_bmpipe.verify.expected import relative_cell
 
 COMPILED = StaticSettings(float32_state=False)
@@ -48,7 +49,8 @@ class Prediction:
 
 class _UnitMemory(NamedTuple):
     saved: float
-    working_set: float
+    forward_set: float
+    backward_set: float
     held: float
 
 
@@ -68,7 +70,8 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
             chunks[planned.chunk].append(
                 _UnitMemory(
                     saved=float(option.saved @ values),
-                    working_set=max(0.0, evaluate_rows(option.working_set, values)),
+                    forward_set=evaluate_rows(option.forward_set, values),
+                    backward_set=evaluate_rows(option.backward_set, values),
                     held=float(model.bytes_of(model.held) @ values),
                 )
             )
@@ -76,13 +79,12 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
     schedule = make_schedule(
         str(plan.settings["schedule"]), len(plan.stages), len(chunks), int(plan.settings["micro_batches"])
     )
-    rows = in_flight_rows(schedule)[stage]
     known = costs.graph.parameters
     copies = sum(weight_bytes(known[name]) for name, owner in weights.items() if plan.units[owner].stage != stage)
     return Prediction(
         static=sum(static_bytes(known[name], COMPILED) for name in weights),
-        activations=copies + round(_peak(chunks, rows, shared)),
-        planned_activations=copies + round(_bound(chunks, rows, shared)),
+        activations=copies + round(_peak(chunks, _moments(schedule, stage), shared)),
+        planned_activations=copies + round(_bound(chunks, in_flight_rows(schedule)[stage], shared)),
         update=sum(gradient_bytes(known[name], COMPILED) for name in weights),
     )
 
@@ -91,19 +93,32 @@ def _in_flight(chunks: Sequence[Sequence[_UnitMemory]], row: Sequence[int], shar
     return sum(number * (shared + sum(unit.saved for unit in units)) for number, units in zip(row, chunks, strict=True))
 
 
-def _peak(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]], shared: float) -> float:
+def _moments(schedule: Schedule, stage: int) -> set[tuple[bool, int, tuple[int, ...]]]:
+    """Whether a forward runs, of which chunk, and the micro-batches of each chunk in flight then, itself included."""
+    release = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
+    counts = [0] * schedule.chunks
+    found = set()
+    for action in schedule.orders[stage]:
+        counts[action.chunk] += action.kind == FORWARD
+        found.add((action.kind == FORWARD, action.chunk, tuple(counts)))
+        counts[action.chunk] -= action.kind in release
+    return found
+
+
+def _peak(
+    chunks: Sequence[Sequence[_UnitMemory]], moments: Iterable[tuple[bool, int, tuple[int, ...]]], shared: float
+) -> float:
     """Largest of all moments at which a unit runs: everything in flight, less what later units of its chunk keep."""
     peak = 0.0
-    for row in rows:
+    for is_forward, chunk, row in moments:
         whole = _in_flight(chunks, row, shared)
-        for number, units in zip(row, chunks, strict=True):
-            later = 0.0
-            for unit in reversed(units) if number else ():
-                peak = max(peak, whole - later + unit.working_set)
-                later += unit.saved - unit.held
+        later = 0.0
+        for unit in reversed(chunks[chunk]):
+            peak = max(peak, whole - later + (unit.forward_set if is_forward else unit.backward_set))
+            later += unit.saved - (0.0 if is_forward else unit.held)
     return peak
 
 
 def _bound(chunks: Sequence[Sequence[_UnitMemory]], rows: Sequence[Sequence[int]], shared: float) -> float:
     kept = max(_in_flight(chunks, row, 0.0) for row in rows) + max(map(sum, rows)) * shared
-    return kept + max(unit.working_set for units in chunks for unit in units)
+    return kept + max(max(unit.forward_set, unit.backward_set) for units in chunks for unit in units)
