@@ -49,10 +49,10 @@ class ExpertWeights(nn.Cell):
 
     def __init__(self, hidden: int, ffn: int, experts: int, dtype: Any) -> None:
         super().__init__()
-        shape = Normal(INITIAL_DEVIATION)
-        self.gate = Parameter(initializer(shape, (experts, hidden, ffn), dtype), name="gate")
-        self.up = Parameter(initializer(shape, (experts, hidden, ffn), dtype), name="up")
-        self.down = Parameter(initializer(shape, (experts, ffn, hidden), dtype), name="down")
+        values = Normal(INITIAL_DEVIATION)
+        self.gate = Parameter(initializer(values, (experts, hidden, ffn), dtype), name="gate")
+        self.up = Parameter(initializer(values, (experts, hidden, ffn), dtype), name="up")
+        self.down = Parameter(initializer(values, (experts, ffn, hidden), dtype), name="down")
         self.activation = nn.SiLU()
         self.multiply = ops.Mul()
 
