@@ -69,7 +69,7 @@ class Solution:
     """What ended the planner."""
 
 
-EMERGENCY_LIMITS = 10.0
+EMERGENCY_LIMITS = 20.0
 """Time limits after which the wall clock ends even a search."""
 
 WORK_SHARE = 0.25

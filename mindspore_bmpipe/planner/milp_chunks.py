@@ -38,7 +38,7 @@ _FINEST = 0.8
 """Share of the accepted gap below the best plan at which the last guess lies."""
 _STEPS = (0.7, 0.35, 0.15, 0.05)
 """Where a guess lies between bound and best plan; the next one after a guess that was not decided."""
-_CALL_SHARE = 0.4
+_CALL_SHARE = 0.6
 """Share of the time left that one guess of a proof may take, unless it is the last."""
 _NEARBY = 12
 """Disturbed times whose longest paths are added with those of an answer."""
