@@ -23,6 +23,7 @@ from mindspore_bmpipe.planner import (
     megatron_even_full,
     megatron_even_selective,
     megatron_layouts,
+    megatron_manual,
     merak,
     pipedream,
     recipes,
@@ -192,6 +193,12 @@ def test_megatron_manual_finds_the_best_of_its_grid(limit: int, head_ms: float) 
         assert solution.status is Status.INFEASIBLE
         return
     assert solution.step_time_ms == pytest.approx(min(times), rel=1e-9)
+
+
+def test_megatron_manual_without_time_is_not_infeasible() -> None:
+    solution = megatron_manual.plan(llama(), SolveLimits(time_limit_s=1e-9))
+    assert solution.status is Status.FEASIBLE
+    assert "the wall clock" in solution.message
 
 
 def test_megatron_manual_covers_counts_of_first_and_last_stage_with_chunks() -> None:

@@ -178,7 +178,11 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
             message += f"; the wall clock ({limits.time_limit_s:g} s) ended the search"
         return judged(NAME, problem, decision_of(problem, found.setting, found.bounds), clock, message)
     assert grid.closest is not None
-    _, setting, bounds = grid.closest
+    excess, setting, bounds = grid.closest
+    if excess <= 0:
+        # It fits, but the wall clock ended the search before it was simulated.
+        message = f"the first of its grid that fits; the wall clock ({limits.time_limit_s:g} s) ended the search"
+        return judged(NAME, problem, decision_of(problem, setting, bounds), clock, message)
     needed = tuple(peak for _, peak in stage_memory(problem, decision_of(problem, setting, bounds)))
     message = f"no layout of its grid fits: {needs_message(problem, needed)}"
     return without_plan(NAME, Status.INFEASIBLE, clock, message, needed)

@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--room", action="append", choices=ROOM)
-    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds of each planner (default 30)")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each planner (default 20)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, metavar="FILE")
