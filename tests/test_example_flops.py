@@ -8,7 +8,7 @@ and frozen weights or what only they made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -208,6 +208,15 @@ FORMULAS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any], Count], None
 """Settings of the smallest size and the formula, by family."""
 
 
+SLOW = ("blip-2", "deepseek-dropless")
+"""Families that take longest to compile; `llava` and `deepseek` have most of their parts."""
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Names as test parameters, slow ones marked."""
+    return [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in names]
+
+
 def matrix_flops(costs: NetworkCosts, b: int = 0, s: int = 0) -> Counter[tuple[str, str]]:
     """Flops of matrix products by unit and phase, at given sizes where the costs have symbols."""
     sizes = {name: value for name, value in {"b": b, "s": s}.items() if name in costs.graph.symbols}
@@ -230,7 +239,7 @@ def compare_flops(name: str, costs: NetworkCosts, b: int, s: int) -> None:
     assert totals == {"forward": expected.forward, "backward": expected.backward}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", marked(FAMILIES))
 def test_flops_are_those_of_the_formula(name: str) -> None:
     compare_flops(name, family_costs(name), b=2, s=16)
 
@@ -244,12 +253,12 @@ def test_flops_are_those_of_the_formula_at_sizes_never_traced(name: str) -> None
     compare_flops(name, costs, b=7, s=80)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", marked(FAMILIES))
 def test_every_primitive_has_a_rule(name: str) -> None:
     require_known(operation.primitive for operation in family_costs(name).graph.operations)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", marked(FAMILIES))
 def test_derivative_rules_keep_and_multiply_what_mindspore_does(name: str) -> None:
     joint = family_costs(name).graph
     derived = differentiate(forward_only(joint))
@@ -271,7 +280,7 @@ UNITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", marked(UNITS))
 def test_units(name: str) -> None:
     assert [unit.name for unit in family_costs(name).split.units] == UNITS[name]
 
@@ -280,7 +289,7 @@ def test_units(name: str) -> None:
     ("name", "frozen"),
     [
         ("llava", ("vision.",)),
-        ("blip-2", ("vision.", "embedding", "position", "blocks.", "norm", "head")),
+        pytest.param("blip-2", ("vision.", "embedding", "position", "blocks.", "norm", "head"), marks=pytest.mark.long),
     ],
 )
 def test_frozen_parts_have_weights_and_nothing_else(name: str, frozen: tuple[str, ...]) -> None:
@@ -296,7 +305,7 @@ def test_frozen_parts_have_weights_and_nothing_else(name: str, frozen: tuple[str
         assert sum(static_bytes(weight, StaticSettings()) for weight in weights) == expected, unit.name
 
 
-@pytest.mark.parametrize("name", ["llava", "blip-2"])
+@pytest.mark.parametrize("name", marked(["llava", "blip-2"]))
 def test_no_gradient_enters_a_frozen_tower(name: str) -> None:
     costs = family_costs(name)
     flops = matrix_flops(costs)
