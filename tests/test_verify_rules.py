@@ -16,7 +16,7 @@ from verify_plans import needs_compiler
 from mindspore_bmpipe.apply import apply
 from mindspore_bmpipe.config import parse_config
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.plan import PLAN_FORMAT, BubblePlan, Plan, SolverReport, StagePlan
+from mindspore_bmpipe.plan import PLAN_FORMAT, BubblePlan, Plan, SolverReport, StageLoad, StagePlan
 from mindspore_bmpipe.planning import pose
 from mindspore_bmpipe.problem import Option, Problem, Run
 from mindspore_bmpipe.problem_config import problem_from_config
@@ -179,7 +179,8 @@ def test_what_apply_says(case: Case) -> None:
     plan = Plan(
         format=PLAN_FORMAT, fingerprint="0", source="row", settings={"schedule": case.schedule},
         solver=SolverReport("bmpipe", "optimal", 1.0, 1.0, 0.0, 0.0, ""), bubble=BubblePlan(0.0, 0.0, 0.0, 0.0, 0.0),
-        stages=tuple(StagePlan(stage, 1, 1, 2, ()) for stage in range(case.stages)), units=units, notes=(),
+        stages=tuple(StagePlan(stage, 1, 1, 2, ()) for stage in range(case.stages)), units=units,
+        transfer_ms=0.0, loads=tuple(StageLoad((), (), 0, 0) for _ in range(case.stages)), notes=(),
     )  # fmt: skip
     if case.ours:
         with pytest.raises(InputError) as caught:

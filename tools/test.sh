@@ -15,5 +15,5 @@ step ruff check .
 step ruff format --check .
 step lint-imports
 step mypy mindspore_bmpipe
-step pytest -n 2 -m "not long" "$@"
+step pytest -n 2 --dist worksteal -m "not long" "$@"
 printf '\n== all passed\n'

@@ -15,6 +15,6 @@ if [[ ! -f $venv/.bmpipe-stamp || $(<"$venv/.bmpipe-stamp") != "$wanted" ]]; the
     "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "mindspore==$version" --editable '.[test]'
     printf '%s\n' "$wanted" >"$venv/.bmpipe-stamp"
 fi
-exec "$venv/bin/python" -m pytest -n 2 -m "not long" -p no:cacheprovider \
+exec "$venv/bin/python" -m pytest -n 2 --dist worksteal -m "not long" -p no:cacheprovider \
     tests/test_private_names.py tests/test_context_hooks.py tests/test_context.py tests/test_context_preserve.py \
     tests/test_apply_cells.py tests/test_graph_trace.py tests/test_graph_units.py tests/test_cli.py "$@"
