@@ -36,13 +36,13 @@ from mindspore_bmpipe.problem import (
 
 _SEARCH_WORK = 1_000_000
 """Work of the local search (`ChunkSearch.work`), some ten seconds, if the time limit is `_FULL_SEARCH_S` or more."""
-_FULL_SEARCH_S = 50.0
+_FULL_SEARCH_S = 100.0
 _OFFER_WORK = 10_000
 """Work on each split of the integer program."""
 _SHARED_PATHS = 250
 """Paths of the local search that the integer program starts with."""
-_WORK_SHARE = 0.1
-"""Share of the time limit of the solver's work that may change the plan."""
+_WORK_SHARE = 0.6
+"""Share of the time limit, as seconds of an idle core, that the solver's work on the plan itself may take."""
 
 
 def plan(name: str, problem: Problem, limits: SolveLimits, solver: str | None) -> Solution:
