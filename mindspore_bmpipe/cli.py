@@ -28,7 +28,7 @@ from mindspore_bmpipe.report.summary import no_plan_summary, plan_summary
 from mindspore_bmpipe.report.tables import render_plan
 from mindspore_bmpipe.report.timeline import step_page, step_svg, trace_events
 from mindspore_bmpipe.sources import SOURCE_HELP, is_factory, load_graph, load_subject, parse_settings, record_factory
-from mindspore_bmpipe.subjects import settle
+from mindspore_bmpipe.subjects import Subject, settle
 from mindspore_bmpipe.verify.children import Rank
 from mindspore_bmpipe.verify.report import render_verification, verification_summary
 from mindspore_bmpipe.verify.run import verify
@@ -170,8 +170,7 @@ def _units(options: argparse.Namespace) -> list[str] | None:
 
 
 def _run_trace(options: argparse.Namespace, console: Console) -> int:
-    if not is_factory(options.factory):
-        raise InputError(f"{options.factory}: write pkg.module:factory, for example tools.examples.llama:factory")
+    _require_factory(options)
     settings = parse_settings(options.settings)
     sharding = _sharding(options)
     _require_writable(options.output)
@@ -199,18 +198,15 @@ def _sharding(options: argparse.Namespace) -> Sharding | None:
     for name, value in degrees.items():
         if value is not None and value < 1:
             raise InputError(f"{name} {value}: give a number of ranks above 0")
-    if options.time_limit is not None and not options.time_limit > 0:
-        raise InputError(f"--time-limit {options.time_limit}: give a number of seconds above 0")
+    _time_limit(options)
     return Sharding(options.data_parallel or 1, options.tensor_parallel or 1)
 
 
 def _run_plan(options: argparse.Namespace, console: Console) -> int:
     config = _config(options)
-    settings = parse_settings(options.settings)
     if options.output:
         _require_writable(options.output)
-    with console.status(f"reading {options.source}"):
-        subject = load_subject(options.source, config, settings, _units(options), options.assume_elementwise)
+    subject = _subject(options, config, console)
     with console.status(f"planning {len(subject.units)} units on {subject.config.stages} stages"):
         problem, solution = solve_subject(subject, options.planner)
     if solution.decision is None:
@@ -230,12 +226,7 @@ def _run_plan(options: argparse.Namespace, console: Console) -> int:
 
 
 def _run_compare(options: argparse.Namespace, console: Console) -> int:
-    config = _config(options)
-    with console.status(f"reading {options.source}"):
-        subject = load_subject(
-            options.source, config, parse_settings(options.settings), _units(options), options.assume_elementwise
-        )
-    return compare_command.run(subject, options, console)
+    return compare_command.run(_subject(options, _config(options), console), options, console)
 
 
 def _run_explain(options: argparse.Namespace, console: Console) -> int:
@@ -276,11 +267,7 @@ def _run_simulate(options: argparse.Namespace, console: Console) -> int:
 
 def _run_check(options: argparse.Namespace, console: Console) -> int:
     plan = load_plan(options.plan)
-    with console.status(f"reading {options.source}"):
-        subject = load_subject(
-            options.source, _config(options), parse_settings(options.settings), _units(options),
-            options.assume_elementwise,
-        )  # fmt: skip
+    subject = _subject(options, _config(options), console)
     wrong = check_plan(plan, subject)
     if wrong:
         raise CheckFailedError(f"{options.plan} fails:\n" + "\n".join(f"  {line}" for line in wrong))
@@ -289,10 +276,8 @@ def _run_check(options: argparse.Namespace, console: Console) -> int:
 
 
 def _run_verify(options: argparse.Namespace, console: Console) -> int:
-    if not is_factory(options.factory):
-        raise InputError(f"{options.factory}: write pkg.module:factory, for example tools.examples.llama:factory")
-    if options.time_limit is not None and not options.time_limit > 0:
-        raise InputError(f"--time-limit {options.time_limit}: give a number of seconds above 0")
+    _require_factory(options)
+    _time_limit(options)
     if options.ranks is not None and options.ranks < 1:
         raise InputError(f"--ranks {options.ranks}: give a number of devices above 0")
     if options.stage != "all" and not options.stage.isdecimal():
@@ -321,12 +306,27 @@ def _run_verify(options: argparse.Namespace, console: Console) -> int:
 
 def _config(options: argparse.Namespace) -> Config:
     config = load_config(options.config)
-    limit = getattr(options, "time_limit", None)
-    if limit is not None:
-        if not limit > 0:
-            raise InputError(f"--time-limit {limit}: give a number of seconds above 0")
-        config = replace(config, time_limit=limit)
-    return config
+    limit = _time_limit(options)
+    return config if limit is None else replace(config, time_limit=limit)
+
+
+def _subject(options: argparse.Namespace, config: Config, console: Console) -> Subject:
+    settings = parse_settings(options.settings)
+    with console.status(f"reading {options.source}"):
+        return load_subject(options.source, config, settings, _units(options), options.assume_elementwise)
+
+
+def _time_limit(options: argparse.Namespace) -> float | None:
+    """Seconds of ``--time-limit``, where the command has it and it is given."""
+    limit: float | None = getattr(options, "time_limit", None)
+    if limit is not None and not limit > 0:
+        raise InputError(f"--time-limit {limit}: give a number of seconds above 0")
+    return limit
+
+
+def _require_factory(options: argparse.Namespace) -> None:
+    if not is_factory(options.factory):
+        raise InputError(f"{options.factory}: write pkg.module:factory, for example tools.examples.llama:factory")
 
 
 def _require_writable(path: str) -> None:

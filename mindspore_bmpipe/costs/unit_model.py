@@ -156,7 +156,7 @@ def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
             for t in operation.outputs
         )
         rows.append(
-            (operation.primitive, operation.phase, _relative_cell(operation.cell, unit.cells), reads, outputs,
+            (operation.primitive, operation.phase, relative_cell(operation.cell, unit.cells), reads, outputs,
              _attribute_key(operation))
         )  # fmt: skip
     shared = frozenset(place for storage, place in local.items() if _is_shared(index, storage))
@@ -223,7 +223,7 @@ class _Builder:
         return ModelOperation(
             primitive=operation.primitive,
             phase=operation.phase,
-            cell=_relative_cell(operation.cell, self._unit.cells),
+            cell=relative_cell(operation.cell, self._unit.cells),
             engine=work.engine,
             dtype=kinds[0] if kinds else "float32",
             reads=self._mask(read_tensors(operation)),
@@ -303,7 +303,8 @@ class _Builder:
         return f"{operation.primitive} of {operation.cell or 'the network'}"
 
 
-def _relative_cell(cell: str, unit_cells: Sequence[str]) -> str:
+def relative_cell(cell: str, unit_cells: Sequence[str]) -> str:
+    """Path of a cell relative to its unit, `0.attention` inside the unit's first cell; empty if it is in none."""
     for number, path in enumerate(unit_cells):
         if cell == path:
             return str(number)

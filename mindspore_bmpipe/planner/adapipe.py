@@ -24,7 +24,7 @@ import itertools
 from dataclasses import dataclass
 
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, without_plan
-from mindspore_bmpipe.planner.recipe_groups import nothing_fits, require_listable
+from mindspore_bmpipe.planner.recipe_groups import fitting_split, require_listable
 from mindspore_bmpipe.planner.recipes import judged
 from mindspore_bmpipe.planner.splits import Bounds, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
@@ -155,9 +155,9 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
     require_listable(problem, NAME)
     options, rules = StageOptions(problem), SplitRules(problem)
     groups = Groups(options, rules)
-    refusal = nothing_fits(NAME, options, groups, clock)
-    if refusal is not None:
-        return refusal
+    closest = fitting_split(NAME, options, groups, clock)
+    if isinstance(closest, Solution):
+        return closest
     bounds = least_modelled(options, groups, clock)
     if bounds is None:
         return without_plan(NAME, Status.UNKNOWN, clock, "the wall clock ended the dynamic program")

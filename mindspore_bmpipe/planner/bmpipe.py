@@ -15,17 +15,12 @@ Networks with too many units for step 1 go to the integer program over counts (`
 
 from __future__ import annotations
 
-import itertools
-
 from mindspore_bmpipe.planner import chunked, even, milp
 from mindspore_bmpipe.planner.base import (
     Clock,
     Solution,
     SolveLimits,
-    Status,
-    needs_message,
     with_plan,
-    without_plan,
 )
 from mindspore_bmpipe.planner.bisection import bisect
 from mindspore_bmpipe.planner.elimination import (
@@ -39,6 +34,7 @@ from mindspore_bmpipe.planner.elimination import (
 from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_groups import prove
+from mindspore_bmpipe.planner.recipe_groups import fitting_split
 from mindspore_bmpipe.planner.splits import MAX_GROUPS, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.planner.starts import split_of, starting_plans
@@ -66,15 +62,9 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
         return milp.plan_counts(NAME, problem, limits, clock, known[0] if known else None, solver)
     options, rules, pool = StageOptions(problem), SplitRules(problem), PathPool(problem)
     groups = Groups(options, rules)
-    excess, closest = best_split(groups.excess_bytes, additive=False)
-    if closest is None:
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
-    if excess > 0:
-        needed = tuple(
-            int(options.least_bytes_from(low)[high - low - 1, stage])
-            for stage, (low, high) in enumerate(itertools.pairwise(closest))
-        )
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, needed), needed)
+    closest = fitting_split(NAME, options, groups, clock)
+    if isinstance(closest, Solution):
+        return closest
     search = SplitSearch(options, rules, pool)
     search.offer([closest])
     stage_times = groups.forward_ms + groups.backward_bound_ms

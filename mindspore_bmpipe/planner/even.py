@@ -15,12 +15,13 @@ extra time. Each stage recomputes its first n units, with the smallest n that fi
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules
-from mindspore_bmpipe.planner.recipes import kept_option, uniform_recipes
+from mindspore_bmpipe.planner.recipes import judged, kept_option, recipe_decision, required_recipe, uniform_recipes
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules, best_split
 from mindspore_bmpipe.problem import (
     Decision,
@@ -105,6 +106,29 @@ def _stage_counts(
 def even_bounds(problem: Problem) -> Bounds | None:
     """The split of the policy above for any number of chunks; `None` if the rules allow no split at all."""
     return even_split(problem, SplitRules(problem)) if problem.chunks == 1 else _even_virtual_split(problem)
+
+
+def even_recipe_plan(
+    name: str, problem: Problem, limits: SolveLimits, options: Sequence[str], message: str
+) -> Solution:
+    """The even split with one recipe on every unit; infeasible if it does not fit.
+
+    Args:
+        name: planner.
+        problem: the problem.
+        limits: of the planner.
+        options: names of the recipe's option, the first that any unit has.
+        message: what the plan is, for people.
+
+    Raises:
+        InputError: no unit has one of these options.
+    """
+    clock = Clock(limits)
+    recipe = required_recipe(problem, options, name)
+    bounds = even_bounds(problem)
+    if bounds is None:
+        return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, None))
+    return judged(name, problem, recipe_decision(problem, bounds, recipe), clock, message)
 
 
 def plan(problem: Problem, limits: SolveLimits) -> Solution:

@@ -11,9 +11,9 @@ Megatron refuses layers that do not divide evenly; here the split nearest to eve
 
 from __future__ import annotations
 
-from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, without_plan
-from mindspore_bmpipe.planner.even import even_bounds
-from mindspore_bmpipe.planner.recipes import FULL, judged, recipe_decision, required_recipe
+from mindspore_bmpipe.planner.base import Solution, SolveLimits
+from mindspore_bmpipe.planner.even import even_recipe_plan
+from mindspore_bmpipe.planner.recipes import FULL
 from mindspore_bmpipe.problem import Problem
 
 NAME = "megatron_even_full"
@@ -25,10 +25,4 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
     Raises:
         InputError: no unit has an option `full`.
     """
-    clock = Clock(limits)
-    recipe = required_recipe(problem, FULL, NAME)
-    bounds = even_bounds(problem)
-    if bounds is None:
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
-    decision = recipe_decision(problem, bounds, recipe)
-    return judged(NAME, problem, decision, clock, "even split, every layer recomputed in full")
+    return even_recipe_plan(NAME, problem, limits, FULL, "even split, every layer recomputed in full")

@@ -9,9 +9,9 @@ that none of them is known to be the selective one; then this planner refuses.
 
 from __future__ import annotations
 
-from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, without_plan
-from mindspore_bmpipe.planner.even import even_bounds
-from mindspore_bmpipe.planner.recipes import SELECTIVE, judged, recipe_decision, required_recipe
+from mindspore_bmpipe.planner.base import Solution, SolveLimits
+from mindspore_bmpipe.planner.even import even_recipe_plan
+from mindspore_bmpipe.planner.recipes import SELECTIVE
 from mindspore_bmpipe.problem import Problem
 
 NAME = "megatron_even_selective"
@@ -23,10 +23,4 @@ def plan(problem: Problem, limits: SolveLimits) -> Solution:
     Raises:
         InputError: no unit has a selective option.
     """
-    clock = Clock(limits)
-    recipe = required_recipe(problem, SELECTIVE, NAME)
-    bounds = even_bounds(problem)
-    if bounds is None:
-        return without_plan(NAME, Status.INFEASIBLE, clock, needs_message(problem, None))
-    decision = recipe_decision(problem, bounds, recipe)
-    return judged(NAME, problem, decision, clock, "even split, every layer recomputed selectively")
+    return even_recipe_plan(NAME, problem, limits, SELECTIVE, "even split, every layer recomputed selectively")

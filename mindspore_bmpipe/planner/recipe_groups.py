@@ -71,14 +71,14 @@ def recipe_groups(problem: Problem, recipe: Recipe) -> RecipeGroups:
     return RecipeGroups(recipe, forward, groups.backward_bound_ms, groups.excess_bytes)
 
 
-def nothing_fits(name: str, options: StageOptions, groups: Groups, clock: Clock) -> Solution | None:
-    """The infeasible answer if no split fits with any options; `None` if one does."""
+def fitting_split(name: str, options: StageOptions, groups: Groups, clock: Clock) -> Bounds | Solution:
+    """The split that leaves most room in memory, or the infeasible answer if not even that fits with any options."""
     problem = options.problem
     excess, closest = best_split(groups.excess_bytes, additive=False)
     if closest is None:
         return without_plan(name, Status.INFEASIBLE, clock, needs_message(problem, None))
     if excess <= 0:
-        return None
+        return closest
     needed = tuple(
         int(options.least_bytes_from(low)[high - low - 1, stage])
         for stage, (low, high) in enumerate(itertools.pairwise(closest))

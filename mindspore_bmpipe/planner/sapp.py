@@ -32,7 +32,7 @@ from mindspore_bmpipe.planner.milp import least_excess
 from mindspore_bmpipe.planner.milp_backend import SolverError
 from mindspore_bmpipe.planner.milp_counts import CountModel
 from mindspore_bmpipe.planner.milp_memory import over_limit
-from mindspore_bmpipe.planner.recipe_groups import nothing_fits, require_listable
+from mindspore_bmpipe.planner.recipe_groups import fitting_split, require_listable
 from mindspore_bmpipe.planner.recipes import judged
 from mindspore_bmpipe.planner.splits import Bounds, Groups, SplitRules, best_split
 from mindspore_bmpipe.planner.stage_options import StageOptions
@@ -128,9 +128,9 @@ def _one_chunk(problem: Problem, clock: Clock) -> Solution:
     require_listable(problem, NAME)
     options = StageOptions(problem)
     groups = Groups(options, SplitRules(problem))
-    refusal = nothing_fits(NAME, options, groups, clock)
-    if refusal is not None:
-        return refusal
+    closest = fitting_split(NAME, options, groups, clock)
+    if isinstance(closest, Solution):
+        return closest
     bounds = _least_slowest(options, groups)
     return judged(NAME, problem, options.decision(bounds), clock, f"{_MESSAGE}, proved least")
 

@@ -9,6 +9,7 @@ from mindspore_bmpipe.schedule.schedule import (
     format_schedule,
     looped_placement,
     parse_schedule,
+    releasing_kinds,
     splits_backward,
     validate_schedule,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "parse_schedule",
     "register",
     "registered",
+    "releasing_kinds",
     "splits_backward",
     "stage_idle",
     "step_times",

@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
-from mindspore_bmpipe.schedule.schedule import Schedule, splits_backward
+from mindspore_bmpipe.schedule.actions import FORWARD
+from mindspore_bmpipe.schedule.schedule import Schedule, releasing_kinds
 
 Row = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage."""
@@ -32,7 +32,7 @@ def in_flight_rows(schedule: Schedule) -> tuple[tuple[Row, ...], ...]:
     Every forward is followed by one of those before anything is released, so no larger row exists in between.
     """
     result = []
-    release = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
+    release = releasing_kinds(schedule)
     for order in schedule.orders:
         counts = [0] * schedule.chunks
         rows = set()

@@ -93,6 +93,11 @@ def splits_backward(schedule: Schedule) -> bool:
     return any(action.kind in (WEIGHT, WHOLE) for order in schedule.orders for action in order)
 
 
+def releasing_kinds(schedule: Schedule) -> tuple[str, ...]:
+    """Kinds of actions whose end frees what a micro-batch keeps: the weight gradient, where that is separate."""
+    return (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
+
+
 def validate_schedule(schedule: Schedule) -> None:
     """Check that every stage runs each of its actions once, forward before backward before weight gradient.
 

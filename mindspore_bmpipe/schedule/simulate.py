@@ -87,9 +87,7 @@ def timeline(
     weight_ms: npt.ArrayLike | None = None,
 ) -> tuple[TimedAction, ...]:
     """Start and end of every action of one plan (shapes (K,)), by stage and then in the order the stage runs them."""
-    graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
-    ends = end_times(graph, durations, transfer_ms)[:, 0]
+    graph, ends = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
     timed: list[TimedAction] = []
     starts = _starts(graph, ends, transfer_ms)
     for stage, (order, numbers) in enumerate(zip(schedule.orders, graph.of_stage, strict=True)):
@@ -110,9 +108,7 @@ def critical_path(
     Where two predecessors end at the same time, the path stays on the stage if `prefer_stage`, else it follows the
     data: the two answers are different, equally long paths.
     """
-    graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
-    ends = end_times(graph, durations, transfer_ms)[:, 0]
+    graph, ends = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
     path = _longest_path(graph, ends, transfer_ms, prefer_stage)
     counts = np.bincount(graph.slot[path], minlength=len(KINDS) * graph.virtual_stages)
     transfers = sum(
@@ -137,9 +133,7 @@ def critical_actions(
     Each starts when the one before it ends, or one transfer later where that is on another stage; the first starts at 0
     and the last ends with the step.
     """
-    graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
-    ends = end_times(graph, durations, transfer_ms)[:, 0]
+    graph, ends = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
     starts = _starts(graph, ends, transfer_ms)
     found = []
     for number in _longest_path(graph, ends, transfer_ms, prefer_stage=True):
@@ -147,6 +141,19 @@ def critical_actions(
         action = schedule.orders[stage][int(np.searchsorted(graph.of_stage[stage], number))]
         found.append(TimedAction(stage, action, starts.item(number), ends.item(number)))
     return tuple(found)
+
+
+def _simulated(
+    schedule: Schedule,
+    forward_ms: npt.ArrayLike,
+    backward_ms: npt.ArrayLike,
+    transfer_ms: float,
+    weight_ms: npt.ArrayLike | None,
+) -> tuple[DependencyGraph, FloatArray]:
+    """The dependencies, and when each action of one plan ends."""
+    graph = dependency_graph(schedule)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    return graph, end_times(graph, durations, transfer_ms)[:, 0]
 
 
 def _starts(graph: DependencyGraph, ends: FloatArray, transfer_ms: float) -> FloatArray:

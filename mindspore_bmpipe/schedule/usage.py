@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
-from mindspore_bmpipe.schedule.schedule import Schedule, splits_backward
+from mindspore_bmpipe.schedule.schedule import Schedule, releasing_kinds
 from mindspore_bmpipe.schedule.simulate import TimedAction
 
 
@@ -105,7 +105,7 @@ def memory_curve(
         saved_bytes: of each chunk for one micro-batch.
         working_set_bytes: alive while a backward runs.
     """
-    release = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
+    release = releasing_kinds(schedule)
     changes: dict[float, int] = {0.0: 0}
     for entry in timed:
         if entry.stage != stage:

@@ -267,13 +267,3 @@ def _upwards(cell: str) -> Iterator[str]:
         yield cell
         cell = cell.rpartition(".")[0]
     yield ""
-
-
-def relative_cell(cell: str, unit_cells: Sequence[str]) -> str:
-    """Path of a cell relative to its unit, as cost models write it: `0.attention` inside the unit's first cell."""
-    for number, base in enumerate(unit_cells):
-        if cell == base:
-            return str(number)
-        if not base or cell.startswith(base + "."):
-            return f"{number}.{cell[len(base) + 1 if base else 0 :]}"
-    return cell

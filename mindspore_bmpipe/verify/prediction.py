@@ -14,10 +14,9 @@ from typing import NamedTuple
 from mindspore_bmpipe.costs.network import NetworkCosts
 from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
+from mindspore_bmpipe.costs.unit_model import relative_cell
 from mindspore_bmpipe.plan import Plan
-from mindspore_bmpipe.schedule import Schedule, in_flight_rows, make_schedule, splits_backward
-from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
-from mindspore_bmpipe.verify.expected import relative_cell
+from mindspore_bmpipe.schedule import FORWARD, Schedule, in_flight_rows, make_schedule, releasing_kinds
 
 COMPILED = StaticSettings(float32_state=False)
 """What holds for the step that `verify` compiles: one rank a stage, with MindSpore's own Adam."""
@@ -66,7 +65,8 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
         kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
         shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
         if planned.stage == stage:
-            option = recompute.option(tuple(relative_cell(cell, unit.cells) for cell in planned.recompute_cells))
+            cells = tuple(relative_cell(cell, unit.cells) or cell for cell in planned.recompute_cells)
+            option = recompute.option(cells)
             chunks[planned.chunk].append(
                 _UnitMemory(
                     saved=float(option.saved @ values),
@@ -95,7 +95,7 @@ def _in_flight(chunks: Sequence[Sequence[_UnitMemory]], row: Sequence[int], shar
 
 def _moments(schedule: Schedule, stage: int) -> set[tuple[bool, int, tuple[int, ...]]]:
     """Whether a forward runs, of which chunk, and the micro-batches of each chunk in flight then, itself included."""
-    release = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
+    release = releasing_kinds(schedule)
     counts = [0] * schedule.chunks
     found = set()
     for action in schedule.orders[stage]:
