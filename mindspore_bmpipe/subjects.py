@@ -291,6 +291,7 @@ def _runs(evaluated: EvaluatedCosts) -> tuple[Run, ...]:
                     Option(o.name, o.saved_bytes, o.extra_backward_ms, o.working_set_bytes) for o in first.options
                 ),
                 trainable=first.trainable,
+                weight_gradient_ms=first.weight_gradient_ms,
                 update_bytes=first.update_bytes,
             )
         )

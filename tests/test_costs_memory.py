@@ -249,6 +249,19 @@ def test_equal_units_share_one_model_and_different_ones_do_not() -> None:
     assert models["blocks.0"] != models["vision.blocks.0"]
 
 
+@pytest.mark.parametrize(
+    ("name", "elements"),
+    [("llama", 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176), ("gpt", 12 * 64 * 64)],
+)
+def test_gradients_of_weights_are_told_from_those_of_inputs(name: str, elements: int) -> None:
+    """Two flops for every token and every element of a matrix (LLaMA: half as many keys as queries)."""
+    block = model_of(costs_of(name), "blocks.0")
+    flops = block.flops[list(block.weight_gradients)].sum(axis=0)
+    assert flops @ block.basis.values({"b": 3, "s": 20}) == 2 * 3 * 20 * elements
+    norm = model_of(costs_of(name), "norm")
+    assert norm.weight_gradients == ()
+
+
 def test_costs_do_not_depend_on_the_size_that_was_traced() -> None:
     network, inputs = build("llama", batch=1, sequence=32)
     other = network_costs(trace(network, *inputs))

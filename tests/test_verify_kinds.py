@@ -122,6 +122,18 @@ def test_what_a_split_backward_recomputes_twice_is_said(zero_bubble: Compiled) -
     assert said and said <= recomputed
 
 
+def test_what_runs_apart_is_what_the_costs_say(zero_bubble: Compiled) -> None:
+    """The chunk that recomputes nothing: seven products of a LLaMA block with weights."""
+    said = "that makes gradients of weights (W) runs"
+    assert not [text for text in zero_bubble.verified("v").warnings if said in text]
+    costs = zero_bubble.costs
+    unpriced = dataclasses.replace(
+        costs, models=tuple(dataclasses.replace(model, discarded=0) for model in costs.models)
+    )
+    result = compare(expect(unpriced, zero_bubble.plans["v"]), range(2), 2, zero_bubble.answers("v"))
+    assert [text for text in result.warnings if said in text and "7 MatMul as compiled, and 0 as priced" in text]
+
+
 def _says(result: Verification, stage: int, chunk: int) -> bool:
     return any(text.startswith(f"stage {stage}, chunk {chunk}: a split backward") for text in result.warnings)
 

@@ -79,6 +79,8 @@ class UnitCost:
     """Forward time of one micro-batch."""
     backward_ms: float
     """Backward time of one micro-batch without recomputation."""
+    weight_gradient_ms: float
+    """Part of it that makes gradients of weights and may run apart."""
     static_bytes: int
     """Weights, gradients and optimizer state."""
     update_bytes: int
@@ -103,6 +105,10 @@ class EvaluatedCosts:
     """Bytes that every stage keeps once per micro-batch in flight: tensors that many units read."""
     notes: tuple[str, ...]
     """What a reader should know."""
+
+
+_Numbers = tuple[float, float, float, list[tuple[str, tuple[str, ...], int, float, int]]]
+"""Forward, backward and weight gradient time of a kind of unit, and its options: name, cells, saved, extra, working."""
 
 
 def network_costs(
@@ -145,7 +151,7 @@ def evaluate_costs(
     most_options: int = MOST_OPTIONS,
 ) -> EvaluatedCosts:
     """Numbers of every unit at given sizes on a given machine."""
-    options: dict[int, tuple[float, float, list[tuple[str, tuple[str, ...], int, float, int]]]] = {}
+    options: dict[int, _Numbers] = {}
     kinds: dict[tuple[int, int, int, bool], int] = {}
     shared_bytes = 0
     found: list[UnitCost] = []
@@ -156,7 +162,7 @@ def evaluate_costs(
             recompute = RecomputeModel(model)
             options[id(model)] = _evaluate_model(model, recompute, hardware, sizes, most_options)
             shared_bytes = max(shared_bytes, _shared_bytes(model, recompute, sizes))
-        forward_ms, backward_ms, rows = options[id(model)]
+        forward_ms, backward_ms, weight_gradient_ms, rows = options[id(model)]
         fixed, update = unit_static_bytes(costs, number, static)
         kind = kinds.setdefault((id(model), fixed, update, trainable), len(kinds))
         found.append(
@@ -164,6 +170,7 @@ def evaluate_costs(
                 unit=unit,
                 forward_ms=forward_ms,
                 backward_ms=backward_ms,
+                weight_gradient_ms=weight_gradient_ms,
                 static_bytes=fixed,
                 update_bytes=update,
                 trainable=trainable,
@@ -194,7 +201,7 @@ def unit_static_bytes(costs: NetworkCosts, number: int, settings: StaticSettings
 
 def _evaluate_model(
     model: UnitModel, recompute: RecomputeModel, hardware: Hardware, sizes: Mapping[str, int], most: int
-) -> tuple[float, float, list[tuple[str, tuple[str, ...], int, float, int]]]:
+) -> _Numbers:
     values = model.basis.values(sizes)
     times = model.operation_ms(hardware, sizes)
     whole = recompute.whole()
@@ -209,7 +216,12 @@ def _evaluate_model(
                 max(0, _whole_bytes(evaluate_rows(option.working_set, values))),
             )
         )
-    return float(times[: model.forward_count].sum()), float(times[model.forward_count :].sum()), rows
+    return (
+        float(times[: model.forward_count].sum()),
+        float(times[model.forward_count :].sum()),
+        float(times[list(model.weight_gradients)].sum()),
+        rows,
+    )
 
 
 def _shared_bytes(model: UnitModel, recompute: RecomputeModel, sizes: Mapping[str, int]) -> int:

@@ -127,6 +127,27 @@ class UnitModel:
         """Polynomial of all backward flops."""
         return self.flops[self.forward_count :].sum(axis=0)
 
+    @property
+    def weight_gradients(self) -> tuple[int, ...]:
+        """Operations that make the gradients of weights used in a `MatMul`, and bring them to their final type.
+
+        Just these MindSpore's compiler runs apart where a schedule splits the backward.
+        """
+        backward = range(self.forward_count, len(self.operations))
+        products = (number for number in backward if self.operations[number].primitive == "MatMul")
+        return tuple(sorted({number for product in products for number in self._to_a_weight(product)}))
+
+    def _to_a_weight(self, product: int) -> list[int]:
+        """A product of backward and what passes its result on, if that is the gradient of a weight; else nothing."""
+        chain = [product]
+        while not self.operations[chain[-1]].writes & self.discarded:
+            made = self.operations[chain[-1]].writes
+            readers = [number for number, operation in enumerate(self.operations) if operation.reads & made]
+            if len(readers) != 1 or self.operations[readers[0]].primitive not in _PASSED_ON:
+                return []
+            chain.extend(readers)
+        return chain
+
     def bytes_of(self, storages: int) -> NDArray[np.float64]:
         """Polynomial of the bytes of a set of storages."""
         return self.sizes[indices_of(storages)].sum(axis=0)

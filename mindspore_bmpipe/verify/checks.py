@@ -64,7 +64,7 @@ def check_stage(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> 
         findings.extend(_weights(expected, place, matched))
         operations += len(matched.forward)
         repeated += len(matched.backward.recomputed)
-        findings.extend(_split(place, matched, notes))
+        findings.extend(_split(expected, place, matched, notes))
     findings.extend(_held_weights(expected, stage, rank))
     findings.extend(check_transfers(expected, stage, rank, ranks))
     findings.extend(_order(expected, stage, rank, notes))
@@ -177,7 +177,7 @@ def _weights(expected: Expected, place: Place, matched: MatchedChunk) -> Iterabl
         yield Finding(place[0], "weights", "", f"adds up the gradient of {name}, which no unit of the stage has")
 
 
-def _split(place: Place, matched: MatchedChunk, notes: list[str]) -> Iterable[Finding]:
+def _split(expected: Expected, place: Place, matched: MatchedChunk, notes: list[str]) -> Iterable[Finding]:
     """The two parts of a split backward do together what the whole does, each gradient once."""
     if not matched.parts:
         return
@@ -196,6 +196,7 @@ def _split(place: Place, matched: MatchedChunk, notes: list[str]) -> Iterable[Fi
             f"{len(missing)} operations run again in a whole backward and in no part of a split one: {_shorten(kinds)}",
             tuple(node.scope for node in missing[:_SHOWN_NODES]),
         )  # fmt: skip
+    notes.extend(_runs_apart(expected, place, matched))
     count = Counter(node.operation for part in matched.parts for node in part.operations)
     count.subtract(Counter(node.operation for node in whole.operations))
     more = sum(number for number in count.values() if number > 0)
@@ -205,6 +206,22 @@ def _split(place: Place, matched: MatchedChunk, notes: list[str]) -> Iterable[Fi
             f"stage {stage}, chunk {place[1]}: a split backward (B, then W) runs {more} operations more than a whole "
             f"one (BW), {products} of them matrix products: W repeats what B has recomputed. The plan counts them once"
         )
+
+
+def _runs_apart(expected: Expected, place: Place, matched: MatchedChunk) -> Iterable[str]:
+    """Without recomputation, what makes gradients of weights apart is what its costs say."""
+    weights = matched.parts[1]
+    if matched.backward.recomputed:
+        return
+    models = [expected.costs.models[unit] for unit in expected.units_at(place)]
+    priced = Counter(model.operations[number].primitive for model in models for number in model.weight_gradients)
+    compiled = Counter(node.operation for node in weights.operations)
+    for name in sorted(priced.keys() | compiled.keys()):
+        if priced[name] != compiled[name]:
+            yield (
+                f"stage {place[0]}, chunk {place[1]}: the part of a split backward that makes gradients of weights (W) "
+                f"runs {compiled[name]} {name} as compiled, and {priced[name]} as priced: the plan's step time is off"
+            )
 
 
 def _held_weights(expected: Expected, stage: int, rank: RankGraph) -> Iterable[Finding]:
