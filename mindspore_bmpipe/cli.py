@@ -1,4 +1,4 @@
-"""The command line: ``bmpipe trace | plan | compare | explain | simulate | check | verify``."""
+"""The command line: ``bmpipe trace | plan | compare | explain | simulate | check | verify | export``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mindspore_bmpipe import compare_command
+from mindspore_bmpipe import compare_command, export_command
 from mindspore_bmpipe.config import Config, load_config
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
@@ -44,6 +44,7 @@ examples:
   bmpipe compare llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe check plan.json llama.mindir -c configs/pipelines/llama_7b_910b.yaml
   bmpipe verify plan.json tools.examples.llama:factory --set size=7b --stage 0
+  bmpipe export plan.json --to mindformers -o pipeline.yaml
 
 exit codes: 0 done, 1 infeasible or check failed, 2 usage or bad input, 3 no plan within the time limit
 """
@@ -138,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     verify_command.add_argument("--ranks", type=int, metavar="N", help="devices of the cluster (default: the fewest)")
     verify_command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     verify_command.add_argument("--time-limit", type=float, metavar="S", help="seconds that compiling may take")
+    export_command.add_arguments(_command(commands, "export", export_command.run, export_command.HELP))
     return parser
 
 

@@ -46,6 +46,9 @@ class UnitPlan:
     """Number of trainable parameter tensors inside the unit; 0 for layer tables."""
     parameter_elements: int
     """Number of elements of these tensors, to recognise a network of other sizes; 0 for layer tables."""
+    recompute_communication: tuple[str, ...] = ()
+    """Paths of cells whose own primitives are told ``recompute_comm_op``: what the compiler inserts around them to
+    exchange shares of tensors between ranks runs again."""
 
 
 @dataclass(frozen=True)

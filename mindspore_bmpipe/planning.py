@@ -136,9 +136,10 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
                 chunk=place.chunk,
                 option=option,
                 recompute_cells=name.recompute_cells.get(option, ()),
-                recompute_primitives=(),
+                recompute_primitives=name.recompute_primitives.get(option, ()),
                 parameters=name.parameters,
                 parameter_elements=name.parameter_elements,
+                recompute_communication=name.recompute_communication.get(option, ()),
             )
         )
     stages = tuple(

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mindspore_bmpipe.config import AUTO, Config
@@ -45,6 +45,10 @@ class UnitName:
     """Elements of these weights."""
     has_product: bool = True
     """Whether one of them is a factor of a matrix product, whose gradient a split backward can put off."""
+    recompute_primitives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Option name -> primitives recomputed."""
+    recompute_communication: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Option name -> cells whose exchanges between ranks run again."""
 
 
 @dataclass(frozen=True)
@@ -325,6 +329,8 @@ def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
         parameters=len(trainable),
         parameter_elements=elements,
         has_product=has_trainable_product(costs.graph, unit.unit),
+        recompute_primitives={option.name: option.primitives for option in unit.options},
+        recompute_communication={option.name: option.communication for option in unit.options},
     )
 
 

@@ -10,8 +10,10 @@ from mindspore.nn.utils import no_init_parameters
 
 from mindspore_bmpipe.costs.hardware import load_hardware
 from mindspore_bmpipe.costs.network import NetworkCosts, network_costs, unit_static_bytes
+from mindspore_bmpipe.costs.options import Measure, NamedOption, combinations, measure_of, named_options
 from mindspore_bmpipe.costs.polynomial import Basis, undominated
-from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows, frontier, option_name
+from mindspore_bmpipe.costs.recipes import RECIPES, recipes_of
+from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows
 from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
 from mindspore_bmpipe.costs.unit_model import UnitModel, indices_of
 from mindspore_bmpipe.graph.cell_graph import ParameterInfo
@@ -177,18 +179,11 @@ def test_full_recomputation_of_a_block_keeps_its_input(name: str) -> None:
     assert saved == 4 * 2 * 16 * 64 + (4 * 2 * 16 if name == "bert" else 0)
 
 
-def test_the_frontier_equals_all_combinations_of_cells() -> None:
+def test_no_combination_of_cells_beats_the_frontier() -> None:
     """Every set of cells of a GPT block of which none lies inside another, tried one by one."""
     model = model_of(costs_of("gpt"), "blocks.0")
     recompute = RecomputeModel(model)
-    values = model.basis.values({"b": 2, "s": 64})
-    times = model.operation_ms(load_hardware("ascend910b"), {"b": 2, "s": 64})
-    sizes = model.sizes @ values
-
-    def measure(cells: tuple[str, ...]) -> tuple[float, float]:
-        kept, repeated = recompute.kept(cells)
-        return float(sizes[indices_of(kept & ~model.shared)].sum()), float(times[list(repeated)].sum())
-
+    measure = measure_at(model, recompute, {"b": 2, "s": 64})
     # Cells whose every operation leaves them change nothing, so leaving them out loses nothing.
     useful = [cell for cell in recompute.cells if measure((cell,)) != measure(())]
     points = set()
@@ -196,22 +191,67 @@ def test_the_frontier_equals_all_combinations_of_cells() -> None:
         for cells in itertools.combinations(useful, count):
             if not any(a != b and b.startswith(a + ".") for a in cells for b in cells):
                 points.add(measure(cells))
-    best = {p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)}
-    found = frontier(recompute, times, values, model, most=100)
-    reached = {measure(option.cells) for option in found}
-    assert best <= reached
-    assert option_name(found[0].cells, recompute.whole()) == "none"
-    assert option_name(found[-1].cells, recompute.whole()) == "full"
+    reached = {measure(places) for places in combinations(recompute, measure, model)}
+    assert all(any(q[0] <= p[0] and q[1] <= p[1] for q in reached) for p in points)
 
 
-def test_the_frontier_is_thinned_to_what_is_asked_and_keeps_its_ends() -> None:
-    model = model_of(costs_of("llama"), "blocks.0")
+@pytest.mark.parametrize(("unit", "length"), [("layers.1", 8), ("norm", 64)])
+def test_the_frontier_equals_all_sets_of_cells_and_primitives(unit: str, length: int) -> None:
+    """Every set of cells and primitives of two small units, tried one by one."""
+    if unit == "norm":
+        model, sizes = model_of(costs_of("llama"), "norm"), {"b": 2, "s": length}
+    else:
+        network, states = stack(layers=3, width=WIDTH, inner=INNER, batch=BATCH)
+        model, sizes = model_of(network_costs(trace(network, states)), unit), {"b": length}
     recompute = RecomputeModel(model)
-    sizes = {"b": 2, "s": 16}
+    measure = measure_at(model, recompute, sizes)
+    parts = (*recompute.cells, *recompute.primitives)
+    assert len(parts) <= 12 and recompute.primitives
+    points = {measure(places) for n in range(len(parts) + 1) for places in itertools.combinations(parts, n)}
+    best = {p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)}
+    reached = {measure(places) for places in combinations(recompute, measure, model)}
+    assert best == reached and len(best) > 1
+
+
+def measure_at(model: UnitModel, recompute: RecomputeModel, sizes: dict[str, int]) -> Measure:
     times = model.operation_ms(load_hardware("ascend910b"), sizes)
-    few = frontier(recompute, times, model.basis.values(sizes), model, most=4)
-    assert [option_name(option.cells, recompute.whole()) for option in (few[0], few[-1])] == ["none", "full"]
-    assert len(few) == 4
+    return measure_of(recompute, times, model.basis.values(sizes), model)
+
+
+def options_at(model: UnitModel, sizes: dict[str, int], most: int) -> dict[str, NamedOption]:
+    recompute = RecomputeModel(model)
+    times = model.operation_ms(load_hardware("ascend910b"), sizes)
+    values = model.basis.values(sizes)
+    found = named_options(recompute, recipes_of(recompute, model), times, values, model, most)
+    return {named.name: named for named in found}
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_recipes_come_by_name_with_what_is_asked_for_beside_them(most: int) -> None:
+    names = list(options_at(model_of(costs_of("llama"), "blocks.0"), {"b": 2, "s": 16}, most))
+    assert (names[0], names[-1]) == ("none", "full")
+    assert set(RECIPES) <= set(names)
+    assert len(names) == len(RECIPES) + most
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_every_unit_has_every_recipe_and_says_which_are_the_same(name: str) -> None:
+    costs = costs_of(name)
+    for model in {id(model): model for model in costs.models}.values():
+        options = options_at(model, {"b": 2, "s": 16}, 2)
+        assert set(RECIPES) <= set(options)
+        for option in options.values():
+            same = [
+                other.name
+                for other in options.values()
+                if (other.option.kept, other.option.repeated) == (option.option.kept, option.option.repeated)
+            ]
+            assert (option.equals or option.name) == same[0]
+        # Traced whole, nothing is exchanged between ranks.
+        assert (options["comm"].equals, options["both"].equals or "both") == (
+            "none",
+            options["select"].equals or "select",
+        )
 
 
 WEIGHT = ParameterInfo("w", TensorType((10, 100), "float16"), True)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from mindspore import nn, ops
 
 from mindspore_bmpipe.apply.recorded import (
+    RECOMPUTE_COMMUNICATION,
     is_recomputed,
     keeps_its_outputs,
     named_cells,
     own_parameters,
     own_primitives,
     primitive_recompute,
+    recomputes_communication,
     segment_of,
     stage_of,
     starts_recompute,
@@ -43,14 +45,16 @@ class _Network:
     """Attribute path -> unit, for each cell in a unit, at any depth."""
     primitives: Mapping[str, ops.Primitive]
     """Attribute path -> primitive for the primitives the plan recomputes and the network has."""
+    exchanging: Mapping[str, ops.Primitive]
+    """Attribute path -> primitive for those around which the plan recomputes communication."""
 
 
 def apply(network: nn.Cell, plan: Plan) -> None:
     """Write the plan's stages and recomputation onto the cells of `network`.
 
     Sets `pipeline_stage` on the cells of every unit (and `pipeline_segment` for `zero_bubble_v`), calls `recompute()`
-    on the cells and `recompute(True)` on the primitives the plan lists. Writing a plan that the network already
-    follows does nothing.
+    on the cells and `recompute(True)` on the primitives the plan lists, and gives `recompute_comm_op` to the primitives
+    of the cells whose communication it recomputes. Writing a plan that the network already follows does nothing.
 
     Args:
         network: The network the plan was made for: the cell inside `PipelineCell`, not the cell around it.
@@ -112,7 +116,14 @@ def _survey(network: nn.Cell, plan: Plan) -> _Network:
             primitive = _primitive(cells, path)
             if primitive is not None:
                 primitives[path] = primitive
-    return _Network(plan, cells, unit_of, primitives)
+    exchanging = {
+        _join(path, attribute): primitive
+        for unit in plan.units
+        for path in unit.recompute_communication
+        if path in cells
+        for attribute, primitive in own_primitives(cells[path])
+    }
+    return _Network(plan, cells, unit_of, primitives, exchanging)
 
 
 def _primitive(cells: Mapping[str, nn.Cell], path: str) -> ops.Primitive | None:
@@ -200,6 +211,13 @@ def _recompute_places(found: _Network) -> list[str]:
                 violations.append(f"unit {unit.name!r}: the network has no primitive {path!r} to recompute")
             elif found.unit_of.get(path.rpartition(".")[0]) is not unit:
                 violations.append(f"unit {unit.name!r}: the recomputed primitive {path!r} is not inside the unit")
+        for path in unit.recompute_communication:
+            if found.unit_of.get(path) is not unit:
+                violations.append(f"unit {unit.name!r}: the unit has no cell {path!r} to recompute communication of")
+            elif not any(own_primitives(found.cells[path])):
+                violations.append(
+                    f"unit {unit.name!r}: cell {path!r} holds no primitive to recompute the communication of"
+                )
     return list(dict.fromkeys(violations))
 
 
@@ -241,13 +259,19 @@ def _own_settings(found: _Network) -> list[str]:
                     f"primitive {_join(path, attribute)!r} was told recompute({mode}), which the plan did not count "
                     "on; remove that call, the planner decides it"
                 )
+            exchange = recomputes_communication(primitive)
+            if exchange is not None and (exchange is False or _join(path, attribute) not in found.exchanging):
+                violations.append(
+                    f"primitive {_join(path, attribute)!r} already has {RECOMPUTE_COMMUNICATION} {exchange}, which the "
+                    "plan did not count on; remove it, the planner decides it"
+                )
     return violations
 
 
 def _shared(found: _Network) -> list[str]:
     """Recomputed primitive objects that other places of the network use as well."""
     planned: dict[int, set[str]] = {}
-    for path, primitive in found.primitives.items():
+    for path, primitive in (*found.primitives.items(), *found.exchanging.items()):
         planned.setdefault(id(primitive), set()).add(path)
     elsewhere: dict[int, list[str]] = {}
     for path, cell in found.cells.items():
@@ -283,8 +307,10 @@ def _follows(found: _Network) -> bool:
     listed = [path for unit in found.plan.units for path in unit.recompute_primitives]
     if len(found.primitives) != len(set(listed)):
         return False
+    exchanging = {id(primitive) for primitive in found.exchanging.values()}
     return all(
         (primitive_recompute(primitive) is True) == (id(primitive) in wanted)
+        and (recomputes_communication(primitive) is True) == (id(primitive) in exchanging)
         for cell in found.cells.values()
         for _, primitive in own_primitives(cell)
     )
@@ -305,6 +331,8 @@ def _write(found: _Network) -> None:
         # The call hides the method behind an attribute of the same name, so a second one would fail.
         if primitive_recompute(primitive) is None:
             primitive.recompute(True)
+    for primitive in {id(primitive): primitive for primitive in found.exchanging.values()}.values():
+        primitive.add_prim_attr(RECOMPUTE_COMMUNICATION, True)
 
 
 def _join(path: str, attribute: str) -> str:

@@ -13,6 +13,10 @@ RECOMPUTE_CHILD = "_recompute_cell"
 """Name of the child that `Cell.recompute` adds to the cell; neither it nor what is below it belongs to the network."""
 
 
+RECOMPUTE_COMMUNICATION = "recompute_comm_op"
+"""Attribute of a primitive that has exchanges of shares which the compiler inserts beside it run again in backward."""
+
+
 def named_cells(network: nn.Cell) -> dict[str, nn.Cell]:
     """Attribute path -> cell for the network (path `""`) and everything below it, without MindSpore's helper cells."""
     return {path: cell for path, cell in network.cells_and_names() if RECOMPUTE_CHILD not in path.split(".")}
@@ -55,6 +59,12 @@ def keeps_its_outputs(cell: nn.Cell) -> bool:
 def primitive_recompute(primitive: ops.Primitive) -> bool | None:
     """What `Primitive.recompute` was told; `None` when it was never called."""
     mode = primitive.attrs.get("recompute")
+    return mode if mode is None else bool(mode)
+
+
+def recomputes_communication(primitive: ops.Primitive) -> bool | None:
+    """What the primitive was told of communication beside it; `None` when nothing."""
+    mode = primitive.attrs.get(RECOMPUTE_COMMUNICATION)
     return mode if mode is None else bool(mode)
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindspore_bmpipe.costs.graph_index import GraphIndex, index_graph
 from mindspore_bmpipe.costs.hardware import Hardware, Link
 from mindspore_bmpipe.costs.held_weights import held_weights
-from mindspore_bmpipe.costs.recompute import (
-    RecomputeModel,
-    absolute_cells,
-    evaluate_rows,
-    frontier,
-    option_name,
-)
+from mindspore_bmpipe.costs.options import NamedOption, named_options
+from mindspore_bmpipe.costs.recipes import RECIPES, Recipes, recipes_of
+from mindspore_bmpipe.costs.recompute import COMMUNICATION, RecomputeModel, absolute_places, evaluate_rows
 from mindspore_bmpipe.costs.rules import require_known, unknown_primitives
 from mindspore_bmpipe.costs.rules.base import size_bytes
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
@@ -27,8 +24,9 @@ from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.symbols import evaluate_dimension
 from mindspore_bmpipe.graph.units import Unit, UnitSplit, split_units
 
-MOST_OPTIONS = 8
-"""Recompute options offered per kind of unit; the planner's tables grow with them, plans hardly do."""
+MOST_OPTIONS = 4
+"""Recompute options offered per kind of unit beside the named recipes; the planner's tables grow with them, plans
+hardly do."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +56,21 @@ class UnitOption:
     """One recompute option of a unit with its numbers."""
 
     name: str
-    """``none``, ``full`` or its cells."""
+    """A recipe (:data:`~mindspore_bmpipe.costs.recipes.RECIPES`), or what it recomputes."""
     cells: tuple[str, ...]
     """Paths of the recomputed cells in the network."""
+    primitives: tuple[str, ...]
+    """Paths of recomputed primitives that cells hold."""
+    communication: tuple[str, ...]
+    """Paths of cells in which exchanges of shares between ranks run again."""
     saved_bytes: int
     """Bytes kept per micro-batch in flight."""
     extra_backward_ms: float
     """Time of what runs again."""
     working_set_bytes: int
     """Bytes needed only while the unit runs."""
+    equals: str = ""
+    """Name of an option before it that does exactly the same; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,6 @@ class EvaluatedCosts:
     """Bytes that every stage keeps once per micro-batch in flight: tensors that many units read."""
     notes: tuple[str, ...]
     """What a reader should know."""
-
-
-_Numbers = tuple[float, float, float, list[tuple[str, tuple[str, ...], int, float, int]]]
-"""Forward, backward and weight gradient time of a kind of unit, and its options: name, cells, saved, extra, working."""
 
 
 def network_costs(
@@ -151,37 +151,35 @@ def evaluate_costs(
     most_options: int = MOST_OPTIONS,
 ) -> EvaluatedCosts:
     """Numbers of every unit at given sizes on a given machine."""
-    options: dict[int, _Numbers] = {}
+    numbers_of: dict[int, _ModelNumbers] = {}
     kinds: dict[tuple[int, int, int, bool], int] = {}
     shared_bytes = 0
     found: list[UnitCost] = []
     for number, (unit, model, trainable) in enumerate(
         zip(costs.split.units, costs.models, costs.parameters_trainable, strict=True)
     ):
-        if id(model) not in options:
+        if id(model) not in numbers_of:
             recompute = RecomputeModel(model)
-            options[id(model)] = _evaluate_model(model, recompute, hardware, sizes, most_options)
+            numbers_of[id(model)] = _evaluate_model(model, recompute, hardware, sizes, most_options)
             shared_bytes = max(shared_bytes, _shared_bytes(model, recompute, sizes))
-        forward_ms, backward_ms, weight_gradient_ms, rows = options[id(model)]
+        numbers = numbers_of[id(model)]
         fixed, update = unit_static_bytes(costs, number, static)
         kind = kinds.setdefault((id(model), fixed, update, trainable), len(kinds))
         found.append(
             UnitCost(
                 unit=unit,
-                forward_ms=forward_ms,
-                backward_ms=backward_ms,
-                weight_gradient_ms=weight_gradient_ms,
+                forward_ms=numbers.forward_ms,
+                backward_ms=numbers.backward_ms,
+                weight_gradient_ms=numbers.weight_gradient_ms,
                 static_bytes=fixed,
                 update_bytes=update,
                 trainable=trainable,
-                options=tuple(
-                    UnitOption(name, absolute_cells(cells, unit.cells), saved, extra, working)
-                    for name, cells, saved, extra, working in rows
-                ),
+                options=tuple(_in_network(option, unit.cells) for option in numbers.options),
                 kind=kind,
             )
         )
     transfer, notes = _transfer_ms(costs, sizes, link)
+    notes.extend(_recipe_notes(found, numbers_of, costs))
     return EvaluatedCosts(tuple(found), transfer, shared_bytes, (*costs.notes, *notes))
 
 
@@ -199,29 +197,82 @@ def unit_static_bytes(costs: NetworkCosts, number: int, settings: StaticSettings
     return static, max(0, sum(gradient_bytes(known[name], settings) for name in names) - copies)
 
 
+@dataclass(frozen=True)
+class _ModelNumbers:
+    """Numbers of all units of one model; paths in their options are relative to a unit."""
+
+    forward_ms: float
+    backward_ms: float
+    weight_gradient_ms: float
+    options: tuple[UnitOption, ...]
+    recipes: Recipes
+
+
 def _evaluate_model(
     model: UnitModel, recompute: RecomputeModel, hardware: Hardware, sizes: Mapping[str, int], most: int
-) -> _Numbers:
+) -> _ModelNumbers:
     values = model.basis.values(sizes)
     times = model.operation_ms(hardware, sizes)
-    whole = recompute.whole()
-    rows = []
-    for option in frontier(recompute, times, values, model, most):
-        rows.append(
-            (
-                option_name(option.cells, whole),
-                option.cells,
-                _whole_bytes(float(option.saved @ values)),
-                float(times[list(option.repeated)].sum()),
-                max(0, _whole_bytes(evaluate_rows(option.working_set, values))),
-            )
-        )
-    return (
-        float(times[: model.forward_count].sum()),
-        float(times[model.forward_count :].sum()),
-        float(times[list(model.weight_gradients)].sum()),
-        rows,
+    recipes = recipes_of(recompute, model)
+    options = tuple(
+        _numbers(named, recompute, values, times)
+        for named in named_options(recompute, recipes, times, values, model, most)
     )
+    forward, backward = times[: model.forward_count], times[model.forward_count :]
+    weights = times[list(model.weight_gradients)]
+    return _ModelNumbers(float(forward.sum()), float(backward.sum()), float(weights.sum()), options, recipes)
+
+
+def _numbers(
+    named: NamedOption, recompute: RecomputeModel, values: NDArray[np.float64], times: NDArray[np.float64]
+) -> UnitOption:
+    option = named.option
+    held = set(recompute.primitives)
+    exchanged = [place for place in option.places if place.endswith(COMMUNICATION)]
+    return UnitOption(
+        name=named.name,
+        cells=tuple(place for place in option.places if place not in held and place not in exchanged),
+        primitives=tuple(place for place in option.places if place in held),
+        communication=tuple(place.removesuffix(COMMUNICATION) for place in exchanged),
+        saved_bytes=_whole_bytes(float(option.saved @ values)),
+        extra_backward_ms=float(times[list(option.repeated)].sum()),
+        working_set_bytes=max(0, _whole_bytes(evaluate_rows(option.working_set, values))),
+        equals=named.equals,
+    )
+
+
+def _in_network(option: UnitOption, unit_cells: Sequence[str]) -> UnitOption:
+    return replace(
+        option,
+        cells=absolute_places(option.cells, unit_cells),
+        primitives=absolute_places(option.primitives, unit_cells),
+        communication=absolute_places(option.communication, unit_cells),
+    )
+
+
+def _recipe_notes(found: Sequence[UnitCost], numbers: Mapping[int, _ModelNumbers], costs: NetworkCosts) -> list[str]:
+    """Which recipes are others under another name, and what a recipe cannot reach."""
+    same: dict[str, list[str]] = {}
+    missed: dict[str, list[str]] = {}
+    seen: set[int] = set()
+    for unit, model in zip(found, costs.models, strict=True):
+        if id(model) in seen:
+            continue
+        seen.add(id(model))
+        equal = [f"{option.name} = {option.equals}" for option in unit.options if option.equals in RECIPES]
+        if equal:
+            same.setdefault(", ".join(equal), []).append(unit.unit.name)
+        for operation in numbers[id(model)].recipes.out_of_reach:
+            missed.setdefault(operation, []).append(unit.unit.name)
+    notes = [f"recompute recipes that do the same in {', '.join(units)}: {equal}" for equal, units in same.items()]
+    if missed:
+        listed = "; ".join(
+            f"{operation.replace(' 0.', ' ')} in {', '.join(units)}" for operation, units in missed.items()
+        )
+        notes.append(
+            f"the recipe select keeps what no cell holds a primitive for, functional forms for example: {listed}"
+        )
+    return notes
 
 
 def _shared_bytes(model: UnitModel, recompute: RecomputeModel, sizes: Mapping[str, int]) -> int:

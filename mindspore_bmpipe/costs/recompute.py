@@ -1,38 +1,42 @@
-"""Recompute options of a unit: which of its cells to recompute, what that keeps, costs and needs while it runs.
+"""Recomputation of parts of a unit: what it keeps, what runs again, and what that needs while it runs.
 
 MindSpore's semantics: a recomputed cell runs again just before its own backward; what leaves the cell is kept,
-everything else made inside it is not; of what runs again, only operations whose dropped results backward needs count.
+everything else made inside it is not. A recomputed primitive keeps no result. Recomputed communication keeps nothing of
+what the compiler inserted to exchange shares of tensors. Of what runs again, only operations whose dropped results
+backward needs count.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindspore_bmpipe.costs.polynomial import undominated
-from mindspore_bmpipe.costs.unit_model import ModelOperation, UnitModel, indices_of
+from mindspore_bmpipe.costs.unit_model import ModelOperation, UnitModel, indices_of, relative_cell
 
-MOST_PER_CELL = 32
-"""Combinations kept for each cell while combinations of its sub-cells are formed; more did not change any frontier of
-the example networks."""
+COMMUNICATION = ":communication"
+"""Ends a place that means what the compiler inserted in a cell to exchange shares of tensors between ranks."""
 
-Cells = tuple[str, ...]
-"""Recomputed cells, relative to the unit (``0.attention``), none inside another."""
+Places = tuple[str, ...]
+"""What is recomputed, relative to the unit: cells (``0.attention``), none inside another; primitives
+(``0.attention.softmax``); communication of cells (``0.attention.q_proj:communication``)."""
 
-Measure = Callable[[Cells], tuple[float, float]]
-"""Kept bytes and extra milliseconds of a set of cells."""
+_EXCHANGES = frozenset({"AllGather", "AlltoAll"})
+"""Collectives that hand on shares as they are. Those that add up are parts of an operation, and run again with it."""
+_SHARES = frozenset({"Split", "Concat", "StridedSlice", "Slice"})
+"""Operations that the compiler inserts beside them."""
 
 
 @dataclass(frozen=True)
 class RecomputeOption:
     """One way to recompute a unit, as polynomials over the model's monomials."""
 
-    cells: Cells
-    """Cells recomputed."""
+    places: Places
+    """What is recomputed."""
     saved: NDArray[np.float64]
     """Bytes kept per micro-batch in flight."""
     kept: int
@@ -51,7 +55,7 @@ class RecomputeOption:
 
 
 class RecomputeModel:
-    """Evaluates sets of recomputed cells of one unit."""
+    """Evaluates what to recompute of one unit."""
 
     def __init__(self, model: UnitModel) -> None:
         self._model = model
@@ -66,7 +70,11 @@ class RecomputeModel:
             for storage in indices_of(operation.reads):
                 self._readers[storage].append(number)
         self._dropped = {cell: tuple(self._interior(cell)) for cell in self._inside}
-        """Cell -> (forward operation, those of its results that the cell drops when it is recomputed)."""
+        """Place -> (forward operation, those of its results that are dropped when the place is recomputed)."""
+        self.primitives = tuple(self._add_primitives())
+        """Primitives that may be recomputed, in order of first use: none of their results leaves the unit."""
+        self.communication = tuple(self._add_communication())
+        """Communication that may be recomputed."""
         self._backward_reads = 0
         for operation in self._backward:
             self._backward_reads |= operation.reads
@@ -76,7 +84,7 @@ class RecomputeModel:
         """Cells of the unit that run a forward operation, outer ones first."""
         return tuple(sorted(self._inside, key=lambda cell: (cell.count("."), cell)))
 
-    def whole(self) -> Cells:
+    def whole(self) -> Places:
         """All of the unit."""
         return tuple(cell for cell in self.cells if "." not in cell)
 
@@ -85,28 +93,35 @@ class RecomputeModel:
         below = [other for other in self.cells if other.startswith(cell + ".")]
         return tuple(other for other in below if not any(other.startswith(middle + ".") for middle in below))
 
-    def kept(self, cells: Iterable[str]) -> tuple[int, tuple[int, ...]]:
-        """Storages kept and forward operations repeated when ``cells`` are recomputed."""
-        recomputed = sorted(entry for cell in cells for entry in self._dropped[cell])
+    def kept(self, places: Iterable[str]) -> tuple[int, tuple[int, ...]]:
+        """Storages kept and forward operations repeated when ``places`` are recomputed."""
+        recomputed: dict[int, int] = {}
+        for place in places:
+            for number, dropped in self._dropped[place]:
+                recomputed[number] = recomputed.get(number, 0) | dropped
         wanted = self._backward_reads
         made = 0
         repeated: list[int] = []
-        for number, dropped in reversed(recomputed):
-            made |= dropped
-            if dropped & wanted:
+        for number in sorted(recomputed, reverse=True):
+            made |= recomputed[number]
+            if recomputed[number] & wanted:
                 repeated.append(number)
                 wanted |= self._forward[number].reads
         return wanted & ~made & self._model.keepable, tuple(reversed(repeated))
 
-    def option(self, cells: Cells) -> RecomputeOption:
-        """Evaluate one set of cells in full."""
-        kept, repeated = self.kept(cells)
+    def operations_of(self, place: str) -> tuple[int, ...]:
+        """Forward operations of which a place drops results."""
+        return tuple(number for number, _ in self._dropped[place])
+
+    def option(self, places: Places) -> RecomputeOption:
+        """Evaluate one choice in full."""
+        kept, repeated = self.kept(places)
         own = kept & ~self._model.shared
         forward = self._peaks(self._forward, kept, self._forward_reads_outside())
-        backward = self._peaks(self._backward_timeline(cells, repeated), 0, kept | self._model.arriving)
+        backward = self._peaks(self._backward_timeline(places, repeated), 0, kept | self._model.arriving)
         beyond, nothing = self._model.bytes_of(kept), np.zeros((1, self._model.sizes.shape[1]))
         return RecomputeOption(
-            cells=cells,
+            places=places,
             saved=self._model.bytes_of(own),
             kept=kept,
             repeated=repeated,
@@ -129,6 +144,54 @@ class RecomputeModel:
             if dropped:
                 yield number, dropped
 
+    def _add_primitives(self) -> Iterable[str]:
+        """Add what primitives drop: all of their results."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for number, operation in enumerate(self._forward):
+            if operation.held_as and operation.held_as not in self._inside:
+                found[operation.held_as].append(number)
+        for path, numbers in found.items():
+            if not any(self._forward[number].writes & self._model.results for number in numbers):
+                self._dropped[path] = tuple((number, self._forward[number].writes) for number in numbers)
+                yield path
+
+    def _add_communication(self) -> Iterable[str]:
+        """Add what communication of cells drops: collectives that exchange shares, and cuts and joins around them."""
+        inserted = [
+            number
+            for number, operation in enumerate(self._forward)
+            if operation.cell and not operation.held_as and operation.primitive in _EXCHANGES | _SHARES
+        ]
+        for cell in dict.fromkeys(self._forward[number].cell for number in inserted):
+            groups = self._joined([number for number in inserted if self._forward[number].cell == cell])
+            exchanging = [
+                number
+                for group in groups
+                if any(self._forward[number].primitive in _EXCHANGES for number in group)
+                for number in group
+            ]
+            if exchanging:
+                place = cell + COMMUNICATION
+                self._dropped[place] = tuple(
+                    (number, self._forward[number].writes & ~self._model.results) for number in sorted(exchanging)
+                )
+                yield place
+
+    def _joined(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Forward operations in groups, those in one that read each other's results."""
+        groups: list[tuple[int, int, list[int]]] = []
+        for number in numbers:
+            operation = self._forward[number]
+            reads, writes, members = operation.reads, operation.writes, [number]
+            apart = []
+            for group in groups:
+                if group[1] & operation.reads or group[0] & operation.writes:
+                    reads, writes, members = reads | group[0], writes | group[1], [*group[2], *members]
+                else:
+                    apart.append(group)
+            groups = [*apart, (reads, writes, members)]
+        return [sorted(members) for _, _, members in groups]
+
     def _forward_reads_outside(self) -> int:
         reads = made = 0
         for operation in self._forward:
@@ -136,23 +199,38 @@ class RecomputeModel:
             made |= operation.writes
         return reads
 
-    def _backward_timeline(self, cells: Cells, repeated: Sequence[int]) -> list[ModelOperation]:
-        """Backward operations, each recomputed cell running again just before the first that reads what it dropped."""
-        again = set(repeated)
-        groups: dict[str, list[int]] = {}
-        makes: dict[str, int] = {}
-        for cell in cells:
-            groups[cell] = [number for number, _ in self._dropped[cell] if number in again]
-            makes[cell] = 0
-            for number, dropped in self._dropped[cell]:
-                if number in again:
-                    makes[cell] |= dropped
+    def _backward_timeline(self, places: Places, repeated: Sequence[int]) -> list[ModelOperation]:
+        """Backward operations; what runs again does so just before the first operation that reads what it dropped.
+
+        A recomputed cell runs again as a whole; so do primitives that read each other's results.
+        """
+        dropped: dict[int, int] = {}
+        for place in places:
+            for number, storages in self._dropped[place]:
+                dropped[number] = dropped.get(number, 0) | storages
+        again, groups = set(repeated), []
+        for place in places:
+            if place in self._inside:
+                groups.append([number for number in self.operations_of(place) if number in again])
+                again.difference_update(groups[-1])
+        groups.extend(self._joined(sorted(again)))
+        waiting = [
+            (group, sum({1 << bit for number in group for bit in indices_of(dropped[number])}))
+            for group in groups
+            if group
+        ]
         timeline: list[ModelOperation] = []
-        waiting = [cell for cell in cells if groups[cell]]
+
+        def run_again(reads: int) -> None:
+            for entry in [entry for entry in waiting if entry[1] & reads]:
+                if entry in waiting:
+                    waiting.remove(entry)
+                    for number in entry[0]:
+                        run_again(self._forward[number].reads & ~entry[1])
+                    timeline.extend(self._forward[number] for number in entry[0])
+
         for operation in self._backward:
-            for cell in [cell for cell in waiting if makes[cell] & operation.reads]:
-                timeline.extend(self._forward[number] for number in groups[cell])
-                waiting.remove(cell)
+            run_again(operation.reads)
             timeline.append(operation)
         return timeline
 
@@ -185,90 +263,24 @@ class RecomputeModel:
         return live if len(live) else np.zeros((1, model.sizes.shape[1]))
 
 
-def frontier(
-    model: RecomputeModel, operation_ms: NDArray[np.float64], monomials: NDArray[np.float64], unit: UnitModel, most: int
-) -> list[RecomputeOption]:
-    """Options worth offering to the planner at given sizes and times, least recomputation first.
-
-    Nothing (``none``) and everything (``full``) are always among them. The others are not dominated in kept bytes and
-    extra time by any combination of cells that was formed; where there are more than ``most``, those go first whose
-    loss takes least from the area below the frontier.
-    """
-    sizes = unit.sizes @ monomials
-    measured: dict[Cells, tuple[float, float]] = {}
-
-    def measure(cells: Cells) -> tuple[float, float]:
-        found = measured.get(cells)
-        if found is None:
-            kept, repeated = model.kept(cells)
-            saved = float(sizes[indices_of(kept & ~unit.shared)].sum())
-            found = measured[cells] = (saved, float(operation_ms[list(repeated)].sum()))
-        return found
-
-    def combine(cell: str) -> list[Cells]:
-        below: list[Cells] = [()]
-        for child in model.children(cell):
-            choices = combine(child)
-            below = _pareto([(*some, *more) for some in below for more in choices], measure)
-        return _pareto([*below, (cell,)], measure)
-
-    combinations: list[Cells] = [()]
-    for cell in model.whole():
-        choices = combine(cell)
-        combinations = _pareto([(*some, *more) for some in combinations for more in choices], measure)
-    whole = model.whole()
-    chosen = sorted({(), *combinations} - {whole}, key=lambda cells: (measure(cells)[1], cells))
-    chosen = _thinned(chosen, measure, max(most - 1, 1))
-    if whole and measure(whole) != measure(()):
-        chosen.append(whole)
-    return [model.option(cells) for cells in chosen]
-
-
-def _pareto(candidates: Iterable[Cells], measure: Measure) -> list[Cells]:
-    """Combinations that no other beats in both kept bytes and extra time; fewer cells first among equals."""
-    ordered = sorted(set(candidates), key=lambda cells: (*measure(cells), len(cells), cells))
-    best: list[Cells] = []
-    least = float("inf")
-    for cells in ordered:
-        extra = measure(cells)[1]
-        if extra < least:
-            best.append(cells)
-            least = extra
-    return _thinned(best, measure, MOST_PER_CELL)
-
-
-def _thinned(candidates: Sequence[Cells], measure: Measure, most: int) -> list[Cells]:
-    """At most ``most`` of the candidates, the ends always kept."""
-    left = sorted(candidates, key=lambda cells: measure(cells)[1])
-    while len(left) > max(most, 2):
-        points = [measure(cells) for cells in left]
-
-        def loss(place: int, points: Sequence[tuple[float, float]] = points) -> float:
-            before, here, after = points[place - 1], points[place], points[place + 1]
-            return (before[0] - here[0]) * (after[1] - here[1])
-
-        worst = min(range(1, len(left) - 1), key=lambda place: (loss(place), place))
-        del left[worst]
-    return left
-
-
-def option_name(cells: Cells, whole: Cells) -> str:
-    """Name of an option: ``none``, ``full``, or its cells without the unit's own path."""
-    if not cells:
-        return "none"
-    if cells == whole:
-        return "full"
-    return "+".join(cell.split(".", 1)[1] if "." in cell else cell for cell in cells)
-
-
-def absolute_cells(cells: Cells, unit_cells: Sequence[str]) -> tuple[str, ...]:
-    """Paths in the network of cells given relative to a unit."""
+def absolute_places(places: Places, unit_cells: Sequence[str]) -> Places:
+    """The same in the network; paths given are relative to a unit."""
     paths = []
-    for cell in cells:
-        number, _, rest = cell.partition(".")
-        base = unit_cells[int(number)]
-        paths.append(".".join(part for part in (base, rest) if part))
+    for place in places:
+        path, colon, kind = place.partition(":")
+        number, _, rest = path.partition(".")
+        paths.append(".".join(part for part in (unit_cells[int(number)], rest) if part) + colon + kind)
     return tuple(paths)
+
+
+def relative_places(
+    cells: Iterable[str], primitives: Iterable[str], communication: Iterable[str], unit_cells: Sequence[str]
+) -> Places:
+    """Cells, primitives and cells with recomputed communication, given by their paths in the network, as places."""
+    return (
+        *(relative_cell(path, unit_cells) or path for path in (*cells, *primitives)),
+        *((relative_cell(path, unit_cells) or path) + COMMUNICATION for path in communication),
+    )
 
 
 def _enclosing(cell: str) -> list[str]:

@@ -18,7 +18,7 @@ from mindspore_bmpipe.costs.hardware import Hardware
 from mindspore_bmpipe.costs.polynomial import Basis
 from mindspore_bmpipe.costs.rules import VIEWS, work_of
 from mindspore_bmpipe.costs.rules.base import Engine, OperationView, Work, argument_values, size_bytes
-from mindspore_bmpipe.graph.cell_graph import Operation, Phase, read_tensors
+from mindspore_bmpipe.graph.cell_graph import Operation, Phase, primitive_path, read_tensors
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.units import Unit
 
@@ -48,6 +48,9 @@ class ModelOperation:
     """Ranks it exchanges data with, itself included; empty for all but collectives."""
     rounds: int = 0
     """Messages that it sends one after the other."""
+    held_as: str = ""
+    """Path of the primitive that a cell holds for it, relative to the unit (``0.attention.softmax``); empty for
+    functional forms and for what the compiler adds."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,7 @@ class _Builder:
             writes=self._mask(operation.outputs),
             ranks=work.traffic.ranks if work.traffic else (),
             rounds=work.traffic.rounds if work.traffic else 0,
+            held_as=relative_cell(held, self._unit.cells) if (held := primitive_path(operation)) else "",
         )
 
     def _view(self, operation: Operation) -> OperationView:

@@ -9,6 +9,10 @@ from typing import Any
 
 from mindspore_bmpipe.graph.mindir import Constant, TensorType
 
+HELD_AS = "bmpipe_primitive"
+"""Attribute that tracing gives to primitives held by cells: the place of the cell, list positions left open, and the
+name it is held under (``blocks.*.attention.softmax``)."""
+
 
 class Phase(str, Enum):
     """Which half of the training step an operation belongs to."""
@@ -146,6 +150,20 @@ def tensor_arguments(argument: Argument) -> tuple[int, ...]:
 def read_tensors(operation: Operation) -> tuple[int, ...]:
     """Indices of the tensors an operation reads, in order, repeated if read twice."""
     return tensor_arguments(operation.arguments)
+
+
+def primitive_path(operation: Operation) -> str:
+    """Path of the primitive that a cell holds for this operation; empty for functional forms, and if nothing tells."""
+    place = operation.attributes.get(HELD_AS)
+    if not isinstance(place, str):
+        return ""
+    parts, inside = place.split("."), operation.cell.split(".")
+    for number, part in enumerate(parts):
+        if part == "*":
+            if number >= len(inside) or not inside[number].isdigit():
+                return ""
+            parts[number] = inside[number]
+    return ".".join(parts)
 
 
 def constant_value(argument: Argument) -> Any:

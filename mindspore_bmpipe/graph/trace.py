@@ -16,6 +16,7 @@ from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import compiled_once, joint_graph_bytes, training_flags
 from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module
 from mindspore_bmpipe.graph.preserve import preserved_state
+from mindspore_bmpipe.graph.primitive_names import named_primitives
 from mindspore_bmpipe.graph.recorded import Trace, graph_of, solved_module
 from mindspore_bmpipe.graph.trace_axes import BATCH, SEQUENCE
 
@@ -49,7 +50,7 @@ def record(network: nn.Cell, *inputs: Any, symbols: Axes | None = None) -> Trace
         keys = structural_keys(network)
 
         def compile_joint(sized: tuple[Any, ...]) -> bytes:
-            with compiled_once(network, keys):
+            with compiled_once(network, keys), named_primitives(network):
                 return joint_graph_bytes(network, sized)
 
         return record_compiled(network, inputs, compile_joint, symbols)

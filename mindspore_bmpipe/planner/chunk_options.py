@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mindspore_bmpipe.planner.dominance import undominated_options
 from mindspore_bmpipe.planner.knapsack import Frontier, RunFrontiers, Segments, pareto
 from mindspore_bmpipe.problem import Problem, Run, schedule_of, stage_constants, update_peak
 from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows
@@ -51,6 +52,7 @@ class ChunkOptions:
         schedule = schedule_of(problem)
         self._rows = [np.array(extreme_rows(rows), dtype=np.int64) for rows in in_flight_rows(schedule)]
         self._constants = stage_constants(problem)
+        self._undominated = [undominated_options(run.options) for run in problem.runs]
         self._frontiers = RunFrontiers(problem)
         sizes = sorted({option.working_set_bytes for run in problem.runs for option in run.options})
         self._caps = sizes[-_MAX_CAPS:]
@@ -66,7 +68,7 @@ class ChunkOptions:
 
     def _allowed(self, index: int, cap: int) -> tuple[int, ...]:
         options = self.problem.runs[index].options
-        return tuple(number for number, option in enumerate(options) if option.working_set_bytes <= cap)
+        return tuple(number for number in self._undominated[index] if options[number].working_set_bytes <= cap)
 
     def _frontier(self, cap: int, segments: Segments) -> Frontier | None:
         """Frontier of one chunk, or `None` if a run has no option within the cap."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mindspore_bmpipe.planner.dominance import undominated_options
 from mindspore_bmpipe.problem import Option, Problem
 
 _SAME_TIME = 1e-12
@@ -91,7 +92,8 @@ class CapTable:
         self.reserved = reserved
         """Bytes kept free for the working set."""
         self.allowed = tuple(
-            tuple(index for index, option in enumerate(run.options) if option.working_set_bytes <= cap) for run in runs
+            tuple(index for index in undominated_options(run.options) if run.options[index].working_set_bytes <= cap)
+            for run in runs
         )
         """Options of each run that may be used."""
         hulls = [_hull(run.options, list(allowed)) for run, allowed in zip(runs, self.allowed, strict=True)]

@@ -50,7 +50,10 @@ def explain(
                 "options": [
                     {
                         "name": option.name,
+                        "equals": option.equals or None,
                         "cells": list(option.cells),
+                        "primitives": list(option.primitives),
+                        "communication": list(option.communication),
                         "saved_bytes": option.saved_bytes,
                         "extra_backward_ms": option.extra_backward_ms,
                         "working_set_bytes": option.working_set_bytes,
@@ -119,7 +122,7 @@ def render_explanation(document: Mapping[str, Any]) -> str:
         parts.append(f"  {'static_bytes':<21} {unit['static_bytes']}")
         rows = [
             (
-                option["name"],
+                option["name"] + (f" (= {option['equals']})" if option["equals"] else ""),
                 f"{option['saved_bytes'] / _MIB:.2f}",
                 f"{option['working_set_bytes'] / _MIB:.2f}",
                 f"{unit['forward_ms']:.3f}",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts
-from mindspore_bmpipe.costs.recompute import RecomputeModel, absolute_cells
+from mindspore_bmpipe.costs.recompute import RecomputeModel, relative_places
 from mindspore_bmpipe.costs.unit_model import indices_of
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.units import Unit
@@ -35,8 +35,12 @@ def unit_memory(costs: NetworkCosts, evaluated: EvaluatedCosts, sizes: Mapping[s
     place = names.index(name)
     unit, model, numbers = costs.split.units[place], costs.models[place], evaluated.units[place]
     recompute = RecomputeModel(model)
-    relative = {absolute_cells((cell,), unit.cells)[0]: cell for cell in recompute.cells}
-    kept = {option.name: recompute.kept([relative[cell] for cell in option.cells])[0] for option in numbers.options}
+    kept = {
+        option.name: recompute.kept(relative_places(option.cells, option.primitives, option.communication, unit.cells))[
+            0
+        ]
+        for option in numbers.options
+    }
     # Equal units share a model, whose storages are named after the first of them.
     first = costs.split.units[costs.models.index(model)]
     values = model.basis.values(sizes)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindspore_bmpipe.costs.graph_index import GraphIndex, index_graph
 from mindspore_bmpipe.costs.network import NetworkCosts
-from mindspore_bmpipe.costs.rules import VIEWS
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import Phase, read_tensors
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.symbols import evaluate_dimension
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.verify.matching import Identities, identities_of
+from mindspore_bmpipe.verify.repeated import repeated_operations, upwards
 
 Place = tuple[int, int]
 """Stage and chunk."""
@@ -180,7 +180,7 @@ def expect(costs: NetworkCosts, plan: Plan) -> Expected:
         places=places,
         roots=roots,
         place_of=_places_of_operations(costs, plan, index, places, roots),
-        repeated={number: _repeated(index, number, unit.recompute_cells) for number, unit in enumerate(plan.units)},
+        repeated={number: repeated_operations(index, number, unit) for number, unit in enumerate(plan.units)},
         shared=_shared_weights(costs, places),
     )
 
@@ -190,7 +190,7 @@ def _roots(costs: NetworkCosts, plan: Plan) -> dict[int, str]:
     found: dict[int, str] = {}
     for number, operation in enumerate(costs.graph.operations):
         if operation.phase is Phase.FORWARD:
-            root = next((cell for cell in _upwards(operation.cell) if cell in staged), None)
+            root = next((cell for cell in upwards(operation.cell) if cell in staged), None)
             if root is not None:
                 found[number] = root
     return found
@@ -213,42 +213,6 @@ def _places_of_operations(
     return found
 
 
-def _repeated(index: GraphIndex, unit: int, cells: Sequence[str]) -> frozenset[int]:
-    """Forward operations that run again: those whose results backward, or another that runs again, has to find.
-
-    What leaves a recomputed cell is kept, tensor by tensor: an operation whose result leaves runs again all the same
-    if backward reads another of its results (the mask of a dropout, the mean of a layer norm).
-    """
-    operations = index.graph.operations
-    inside = [
-        number
-        for number, operation in enumerate(operations)
-        if operation.phase is Phase.FORWARD and any(cell in cells for cell in _upwards(operation.cell))
-        and index.unit_of[number] == unit
-    ]  # fmt: skip
-    around = {number: next(cell for cell in _upwards(operations[number].cell) if cell in cells) for number in inside}
-    leaving: set[int] = set()
-    wanted: set[int] = set()
-    for number, operation in enumerate(operations):
-        storages = {index.storage[tensor] for tensor in read_tensors(operation)}
-        if operation.phase is Phase.BACKWARD:
-            wanted |= storages
-        elif operation.primitive not in VIEWS:
-            for storage in storages:
-                maker = index.made_by(storage)
-                if maker in around and around.get(number) != around[maker]:
-                    leaving.add(storage)
-    again: set[int] = set()
-    for number in reversed(inside):
-        operation = operations[number]
-        if operation.primitive in VIEWS:
-            continue
-        if any(index.storage[output] in wanted - leaving for output in operation.outputs):
-            again.add(number)
-            wanted |= {index.storage[tensor] for tensor in read_tensors(operation)}
-    return frozenset(again)
-
-
 def _shared_weights(costs: NetworkCosts, places: Sequence[Place]) -> tuple[SharedWeight, ...]:
     found = []
     types = {tensor.parameter: tensor.type for tensor in costs.graph.tensors if tensor.parameter is not None}
@@ -259,11 +223,3 @@ def _shared_weights(costs: NetworkCosts, places: Sequence[Place]) -> tuple[Share
             others = tuple(stage for stage in stages if stage != owner)
             found.append(SharedWeight(name, types[name], owner, others))
     return tuple(found)
-
-
-def _upwards(cell: str) -> Iterator[str]:
-    """The cell, and all around it up to the network."""
-    while cell:
-        yield cell
-        cell = cell.rpartition(".")[0]
-    yield ""

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mindspore_bmpipe.costs.network import NetworkCosts
-from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows
+from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows, relative_places
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
-from mindspore_bmpipe.costs.unit_model import relative_cell
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule import FORWARD, Schedule, in_flight_rows, make_schedule, releasing_kinds
 
@@ -65,8 +64,10 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
         kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
         shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
         if planned.stage == stage:
-            cells = tuple(relative_cell(cell, unit.cells) or cell for cell in planned.recompute_cells)
-            option = recompute.option(cells)
+            places = relative_places(
+                planned.recompute_cells, planned.recompute_primitives, planned.recompute_communication, unit.cells
+            )
+            option = recompute.option(places)
             chunks[planned.chunk].append(
                 _UnitMemory(
                     saved=float(option.saved @ values),

@@ -14,6 +14,7 @@ from mindspore import nn
 from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import compiled_once, training_flags
+from mindspore_bmpipe.graph.primitive_names import named_primitives
 from mindspore_bmpipe.graph.recorded import traced_file
 from mindspore_bmpipe.graph.trace import record_compiled
 from mindspore_bmpipe.verify import compile_private
@@ -34,7 +35,7 @@ def recorded_file(network: nn.Cell, inputs: Sequence[Any], sharding: Sharding) -
         keys = structural_keys(network)
 
         def compile_joint(sized: tuple[Any, ...]) -> bytes:
-            with compiled_once(network, keys):
+            with compiled_once(network, keys), named_primitives(network):
                 return compile_private.rank_graph_bytes(compile_private.joint_step(network), sized)
 
         return traced_file(record_compiled(network, inputs, compile_joint, sharding=sharding))

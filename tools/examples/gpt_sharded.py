@@ -15,7 +15,11 @@ from tools.examples.common import Activation, shard_causal_mask
 
 
 def factory(
-    size: str = "tiny", data_parallel: int = 1, tensor_parallel: int = 1, **overrides: Any
+    size: str = "tiny",
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    **overrides: Any,
 ) -> tuple[gpt.Gpt, tuple[Tensor, Tensor]]:
     """Build the network with strategies for `data_parallel` x `tensor_parallel` ranks a stage.
 
@@ -23,6 +27,7 @@ def factory(
         size: as in `tools.examples.gpt.factory`.
         data_parallel: ranks that share a batch.
         tensor_parallel: ranks that share each layer; divides heads, `ffn` and `vocab`.
+        sequence_parallel: whether they share the tokens between layers too (arXiv 2205.05198); divides `sequence` then.
         **overrides: as in `tools.examples.gpt.factory`.
 
     Returns:
@@ -40,24 +45,23 @@ def factory(
     network.position.cast.shard(((1,),))
     network.position.gather.shard(((1, 1), (1,)))
     network.position.add.shard((whole, (1, 1)))
-    for dropout in (network.embedding_dropout, *(d for b in network.blocks for d in _dropouts(b))):
-        dropout.dropout.shard((whole,))
-    for norm in (network.norm, *(n for b in network.blocks for n in (b.attention_norm, b.feed_forward_norm))):
-        norm.layer_norm.shard((whole, (1,), (1,)))
+    between = (rows, columns, 1) if sequence_parallel else whole
+    network.embedding_dropout.dropout.shard((whole,))
+    network.norm.layer_norm.shard((whole, (1,), (1,)))
     for block in network.blocks:
+        for dropout in (block.attention_dropout, block.feed_forward_dropout):
+            dropout.dropout.shard((between,))
+        for norm in (block.attention_norm, block.feed_forward_norm):
+            norm.layer_norm.shard((between, (1,), (1,)))
         _shard_attention(block.attention, rows, columns)
         feed_forward = block.feed_forward
         _shard_columns(feed_forward.up, rows, columns)
         feed_forward.activation = Activation(ops.GeLU(), ((rows, 1, columns),))
         _shard_rows(feed_forward.down, rows, columns)
         for add in (block.add_attention, block.add_feed_forward):
-            add.shard((whole, whole))
+            add.shard((between, between))
     network.head.matmul.shard(((rows, 1), (columns, 1)))
     return network, inputs
-
-
-def _dropouts(block: gpt.Block) -> tuple[nn.Dropout, nn.Dropout]:
-    return block.attention_dropout, block.feed_forward_dropout
 
 
 def _shard_columns(dense: nn.Dense, rows: int, columns: int) -> None:
