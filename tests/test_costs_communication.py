@@ -107,3 +107,33 @@ def test_ranks_of_several_nodes_talk_over_the_network() -> None:
     machine = load_hardware("ascend910b")
     assert machine.link_of((0, 7)) == machine.link_of((8, 12)) == machine.intra_node
     assert machine.link_of((0, 8)) == machine.inter_node
+
+
+def test_groups_of_nodes_have_a_link_of_their_own() -> None:
+    """Nodes of 8 and groups of 32 nodes: rank 255 is the last of the first group."""
+    machine = load_hardware("h100")
+    assert machine.link_of((0, 255)) == machine.inter_node
+    assert machine.link_of((255, 256)) == machine.link_of((0, 511)) == machine.inter_group
+    # A stride leaves the node sooner: four ranks every other device stay, every eighth device do not.
+    assert machine.link_of(range(0, 8, 2)) == machine.intra_node
+    assert machine.link_of(range(0, 32, 8)) == machine.inter_node
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "between"),
+    [
+        # Eight devices a node: four stages of two share one, so only every fourth transfer leaves it.
+        (8, 2, {3, 7}),
+        (4, 2, set()),
+        # A stage of a whole node, or of more.
+        (4, 8, {0, 1, 2, 3}),
+        (2, 16, {0, 1}),
+        # Stages of three: the third lies across two nodes, and devices 3-5 send to 6-8, of which 8 is elsewhere.
+        (3, 3, {1, 2}),
+    ],
+)
+def test_stages_that_share_a_node_send_inside_it(stages: int, ranks: int, between: set[int]) -> None:
+    machine = load_hardware("ascend910b")
+    links = machine.stage_links(stages, ranks)
+    assert {stage for stage, link in enumerate(links) if link == machine.inter_node} == between
+    assert {stage for stage, link in enumerate(links) if link == machine.intra_node} == set(range(stages)) - between

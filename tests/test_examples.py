@@ -210,7 +210,7 @@ def test_gpt_puts_dropout_where_the_activation_formula_counts_it() -> None:
     network, _ = gpt.factory()
     names = [name for name, cell in network.cells_and_names() if type(cell).__name__ == "Dropout"]
     block = [name.removeprefix("blocks.0.") for name in names if name.startswith("blocks.0.")]
-    assert block == ["attention.weights_dropout", "attention_dropout", "feed_forward_dropout"]
+    assert block == ["attention.core.weights_dropout", "attention_dropout", "feed_forward_dropout"]
     assert network.training
 
 

@@ -28,7 +28,12 @@ NUMBERS = {
     "links.inter_node.bandwidth_bytes_per_s",
     "devices_per_node",
 }
-OPTIONAL = {f"links.{link}.point_to_point_bandwidth_bytes_per_s" for link in ("intra_node", "inter_node")}
+OPTIONAL = {
+    *(f"links.{link}.point_to_point_bandwidth_bytes_per_s" for link in ("intra_node", "inter_node")),
+    "links.inter_group.latency_us",
+    "links.inter_group.bandwidth_bytes_per_s",
+    "nodes_per_group",
+}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -54,9 +59,11 @@ def test_description_is_complete_and_sourced(name: str) -> None:
     description = load(name)
     assert description["name"] == name
     assert description["description"]
-    assert set(description) - {"name", "description"} == {number.split(".")[0] for number in NUMBERS}
+    assert set(description) - {"name", "description", "nodes_per_group"} == {n.split(".")[0] for n in NUMBERS}
     numbers = leaves(description)
     assert NUMBERS <= set(numbers) <= NUMBERS | OPTIONAL
+    groups = {path for path in numbers if "group" in path}
+    assert groups in (set(), {path for path in OPTIONAL if "group" in path})
     for path, leaf in numbers.items():
         assert set(leaf) <= {"value", "source", "contradicts"}, path
         for claim in [leaf, *leaf.get("contradicts", [])]:
@@ -74,6 +81,10 @@ def test_fractions_and_orders_of_magnitude(name: str) -> None:
     assert between < inside < numbers["memory_bandwidth_bytes_per_s"]
     assert numbers["links.intra_node.latency_us"] <= numbers["links.inter_node.latency_us"]
     assert isinstance(numbers["devices_per_node"], int)
+    if "nodes_per_group" in numbers:
+        assert isinstance(numbers["nodes_per_group"], int)
+        assert numbers["links.inter_node.latency_us"] <= numbers["links.inter_group.latency_us"]
+        assert numbers["links.inter_group.bandwidth_bytes_per_s"] <= between
 
 
 def test_a_value_never_contradicts_itself() -> None:

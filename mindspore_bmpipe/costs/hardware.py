@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -60,11 +60,37 @@ class Hardware:
     """Between nodes."""
     devices_per_node: int
     """Devices of one node."""
+    inter_group: Link | None = None
+    """Between groups of nodes, such as those below one set of switches; ``None`` where all nodes are alike."""
+    nodes_per_group: int = 0
+    """Nodes of one group; without meaning where all nodes are alike."""
 
-    def link_of(self, ranks: Sequence[int]) -> Link:
-        """Slowest connection among ranks, which fill up node after node."""
+    def link_of(self, ranks: Iterable[int]) -> Link:
+        """Slowest connection among ranks, which fill up node after node and group after group."""
         nodes = {rank // self.devices_per_node for rank in ranks}
-        return self.intra_node if len(nodes) == 1 else self.inter_node
+        if len(nodes) == 1:
+            return self.intra_node
+        if self.inter_group is None or len({node // self.nodes_per_group for node in nodes}) == 1:
+            return self.inter_node
+        return self.inter_group
+
+    def stage_links(self, stages: int, ranks_per_stage: int) -> tuple[Link, ...]:
+        """Slowest connection from each stage to the next one, and from the last to the first.
+
+        Stages fill up the cluster one after the other, as MindSpore numbers its ranks; each rank sends to the rank of
+        the same number within the next stage.
+        """
+        classes = (self.intra_node, self.inter_node, self.inter_group)
+        found = []
+        for stage in range(stages):
+            starts = stage * ranks_per_stage, (stage + 1) % stages * ranks_per_stage
+            used = {
+                classes.index(self.link_of(start + rank for start in starts)) for rank in range(ranks_per_stage)
+            }
+            link = classes[max(used)]
+            assert link is not None
+            found.append(link)
+        return tuple(found)
 
     def rate(self, engine: str, dtype: str) -> float:
         """Achievable flops per millisecond of an engine (``matmul`` or ``vector``) for a tensor type."""
@@ -138,6 +164,7 @@ def _parse(document: Mapping[str, Any], where: str) -> Hardware:
             number("links", name, pair) / 1e3 if separate else bandwidth,
         )
 
+    grouped = "nodes_per_group" in document or "inter_group" in document.get("links", {})
     efficiency = {engine: number("efficiency", engine, maximum=1.0) for engine in ("matmul", "vector", "memory")}
     return Hardware(
         name=str(document.get("name", where)),
@@ -148,4 +175,6 @@ def _parse(document: Mapping[str, Any], where: str) -> Hardware:
         intra_node=link("intra_node"),
         inter_node=link("inter_node"),
         devices_per_node=int(number("devices_per_node")),
+        inter_group=link("inter_group") if grouped else None,
+        nodes_per_group=int(number("nodes_per_group")) if grouped else 0,
     )

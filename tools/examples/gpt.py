@@ -8,6 +8,7 @@ that falls with distance in place of positions, and a norm behind the embedding.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -86,18 +87,13 @@ class AlibiMask(nn.Cell):
         return self.add(self.causal(length), self.cast(bias, self.dtype))
 
 
-class Attention(nn.Cell):
-    """Multi-head attention that keeps the (b, heads, s, s) weights, with dropout on them."""
+class CoreAttention(nn.Cell):
+    """From query, key and value to the values weighed: what selective recomputation (arXiv 2205.05198) runs again."""
 
-    def __init__(self, hidden: int, heads: int, dtype: Any, dropout: float, mask: nn.Cell | None) -> None:
+    def __init__(self, size: int, dropout: float, mask: nn.Cell | None) -> None:
         super().__init__()
-        self.heads = heads
-        self.inverse_root = (hidden // heads) ** -0.5
+        self.inverse_root = size**-0.5
         self.masked = mask is not None
-        self.qkv_proj = linear(hidden, 3 * hidden, dtype, bias=True)
-        self.reshape = ops.Reshape()
-        self.transpose = ops.Transpose()
-        self.split = ops.Split(-1, 3)
         self.scale = ops.Mul()
         self.score = ops.BatchMatMul(transpose_b=True)
         if self.masked:
@@ -106,21 +102,38 @@ class Attention(nn.Cell):
         self.softmax = ops.Softmax(-1)
         self.weights_dropout = nn.Dropout(p=dropout)
         self.weigh = ops.BatchMatMul()
-        self.merge = MergeHeads()
-        self.o_proj = linear(hidden, hidden, dtype, bias=True)
 
-    def construct(self, states: Tensor) -> Tensor:
-        """Map (b, s, hidden) to (b, s, hidden)."""
-        batch, length, hidden = states.shape
-        joint = self.reshape(self.qkv_proj(states), (batch, length, self.heads, 3 * hidden // self.heads))
-        query, key, value = self.split(self.transpose(joint, (0, 2, 1, 3)))
+    def construct(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Map three times (b, heads, s, d) to (b, heads, s, d)."""
         scores = self.biased(self.score(self.scale(query, self.inverse_root), key))
-        weights = self.weights_dropout(self.softmax(scores))
-        return self.o_proj(self.merge(self.weigh(weights, value)))
+        return self.weigh(self.weights_dropout(self.softmax(scores)), value)
 
     def biased(self, scores: Tensor) -> Tensor:
         """Return the (b, heads, s, s) scores with what is added before the softmax."""
         return self.add_mask(scores, self.mask(scores.shape[-1])) if self.masked else scores
+
+
+class Attention(nn.Cell):
+    """Multi-head attention around a cell that weighs the values of all tokens."""
+
+    def __init__(self, hidden: int, heads: int, dtype: Any, core: nn.Cell) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv_proj = linear(hidden, 3 * hidden, dtype, bias=True)
+        self.reshape = ops.Reshape()
+        self.transpose = ops.Transpose()
+        self.split = ops.Split(-1, 3)
+        self.core = core
+        self.merge = MergeHeads()
+        self.o_proj = linear(hidden, hidden, dtype, bias=True)
+
+    def construct(self, states: Tensor, tokens: tuple[int, int] | None = None) -> Tensor:
+        """Map (b, s, hidden), or (b * s, hidden) where `tokens` is (b, s), to the same shape."""
+        batch, length = states.shape[:2] if tokens is None else tokens
+        joint = self.reshape(self.qkv_proj(states), (batch, length, self.heads, 3 * states.shape[-1] // self.heads))
+        query, key, value = self.split(self.transpose(joint, (0, 2, 1, 3)))
+        merged = self.merge(self.core(query, key, value))
+        return self.o_proj(merged if tokens is None else self.reshape(merged, states.shape))
 
 
 class FeedForward(nn.Cell):
@@ -151,9 +164,9 @@ class Block(nn.Cell):
         self.feed_forward_dropout = nn.Dropout(p=dropout)
         self.add_feed_forward = ops.Add()
 
-    def construct(self, states: Tensor) -> Tensor:
-        """Map (b, s, hidden) to (b, s, hidden)."""
-        attended = self.attention_dropout(self.attention(self.attention_norm(states)))
+    def construct(self, states: Tensor, *tokens: tuple[int, int]) -> Tensor:
+        """Map (b, s, hidden) to (b, s, hidden); `tokens` goes on to the attention."""
+        attended = self.attention_dropout(self.attention(self.attention_norm(states), *tokens))
         states = self.add_attention(states, attended)
         transformed = self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(states)))
         return self.add_feed_forward(states, transformed)
@@ -193,7 +206,8 @@ def block_of(settings: dict[str, Any]) -> Block:
     dtype, dropout = COMPUTE_TYPES[settings["dtype"]], settings["dropout"]
     hidden, heads = settings["hidden"], settings["heads"]
     mask = AlibiMask(heads, dtype) if settings.get("alibi") else CausalMask(dtype)
-    return Block(hidden, settings["ffn"], dtype, dropout, Attention(hidden, heads, dtype, dropout, mask))
+    core = CoreAttention(hidden // heads, dropout, mask)
+    return Block(hidden, settings["ffn"], dtype, dropout, Attention(hidden, heads, dtype, core))
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
@@ -208,11 +222,14 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.array(slopes, np.float32)
 
 
-def factory(size: str = "tiny", **overrides: Any) -> tuple[Gpt, tuple[Tensor, Tensor]]:
+def factory(
+    size: str = "tiny", build: Callable[[dict[str, Any]], Gpt] = Gpt, **overrides: Any
+) -> tuple[Gpt, tuple[Tensor, Tensor]]:
     """Build a GPT-like training network, in training mode, and one micro-batch for it.
 
     Args:
         size: a key of `PRESETS`.
+        build: makes the network of complete settings.
         **overrides: any of layers, hidden, heads, ffn, vocab, batch, sequence, dtype, tied, alibi, dropout. A given
             `hidden` makes `ffn` four times its value unless that is given too.
 
@@ -227,6 +244,6 @@ def factory(size: str = "tiny", **overrides: Any) -> tuple[Gpt, tuple[Tensor, Te
     settings = settings_of(PRESETS, size, overrides)
     require_divisible(settings, "hidden", "heads")
     shape = settings["batch"], settings["sequence"], settings["vocab"]
-    network = Gpt(settings)
+    network = build(settings)
     network.set_train()
     return network, (token_ids(*shape), token_ids(*shape, offset=1))

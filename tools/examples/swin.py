@@ -21,7 +21,7 @@ from tools.examples.common import (
     require_divisible,
     settings_of,
 )
-from tools.examples.gpt import Attention, Block
+from tools.examples.gpt import Attention, Block, CoreAttention
 from tools.examples.vit import Patches, class_labels, image_batch
 
 FFN_RATIO = 4
@@ -39,15 +39,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class WindowAttention(Attention):
+class WindowAttention(CoreAttention):
     """Attention inside windows, with a learned bias by relative place; `mask` separates what the shift put together."""
 
-    def __init__(self, hidden: int, heads: int, window: int, dtype: Any, mask: Tensor | None) -> None:
-        super().__init__(hidden, heads, dtype, dropout=0.0, mask=None)
+    def __init__(self, size: int, heads: int, window: int, dtype: Any, mask: Tensor | None) -> None:
+        super().__init__(size, dropout=0.0, mask=None)
         self.window = window
         self.table = Parameter(initializer(Normal(INITIAL_DEVIATION), ((2 * window - 1) ** 2, heads), dtype), "table")
         self.places = Tensor(relative_places(window))
         self.gather = ops.Gather()
+        self.reshape = ops.Reshape()
+        self.transpose = ops.Transpose()
         self.add_bias = ops.Add()
         self.shifted = mask is not None
         if self.shifted:
@@ -138,7 +140,8 @@ class Stage(nn.Cell):
         for layer in range(layers):
             shift = window // 2 if layer % 2 and window < side else 0
             mask = Tensor(shifted_mask(side, window, shift), dtype) if shift else None
-            attention = WindowAttention(hidden, heads, window, dtype, mask)
+            core = WindowAttention(hidden // heads, heads, window, dtype, mask)
+            attention = Attention(hidden, heads, dtype, core)
             windows = Windows(side, window, shift, attention)
             blocks.append(Block(hidden, FFN_RATIO * hidden, dtype, 0.0, windows))
         self.blocks = nn.CellList(blocks)

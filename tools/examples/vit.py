@@ -21,7 +21,7 @@ from tools.examples.common import (
     require_divisible,
     settings_of,
 )
-from tools.examples.gpt import Attention, Block, PositionEmbedding
+from tools.examples.gpt import Attention, Block, CoreAttention, PositionEmbedding
 
 CHANNELS = 3
 
@@ -122,8 +122,8 @@ class VisionTower(nn.Cell):
             self.pre_norm = nn.LayerNorm((hidden,), dtype=dtype)
         self.blocks = nn.CellList(
             [
-                Block(hidden, ffn, dtype, dropout, Attention(hidden, heads, dtype, dropout, mask=None))
-                for _ in range(layers)
+                Block(hidden, ffn, dtype, dropout, Attention(hidden, heads, dtype, core))
+                for core in (CoreAttention(hidden // heads, dropout, mask=None) for _ in range(layers))
             ]
         )
         if final_norm:
