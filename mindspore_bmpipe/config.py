@@ -35,6 +35,7 @@ _BYTE_UNITS = {
     **{f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")},
 }
 _BYTES_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_PERCENT_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _BYTES_HELP = (
     "write a positive number of bytes or a size such as 58GB, 56000MB (powers of 1000), 56000MiB (powers of 1024)"
 )
@@ -64,6 +65,8 @@ class Config:
     """One of `MINDSPORE_SCHEDULES`, or `auto`."""
     memory_limit: int | tuple[int, ...] | None = None
     """Bytes a plan may use per device: one size for all stages, or one per stage."""
+    memory_margin: float | None = None
+    """Share, from 0 to below 1, by which all bytes may turn out higher than planned with without exceeding a limit."""
     hardware: str | None = None
     """Name of a file in `configs/hardware`, or a path to one."""
     micro_batch_size: int | str | None = None
@@ -148,6 +151,19 @@ def _memory_limit(value: object, where: str) -> int | tuple[int, ...]:
     return tuple(parse_bytes(entry, f"{where}[{index}]") for index, entry in enumerate(value))
 
 
+def _share(value: object, where: str) -> float:
+    help_text = "give a share from 0 to below 1, such as 0.05 or 5%"
+    if isinstance(value, str) and (match := _PERCENT_PATTERN.fullmatch(value.strip())):
+        share = float(Fraction(match.group(1)) / 100)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        share = float(value)
+    else:
+        raise InputError(f"{where}: {value!r} is not allowed; {help_text}")
+    if not 0 <= share < 1:
+        raise InputError(f"{where}: {value!r} is out of range; {help_text}")
+    return share
+
+
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{where}: {value!r} is not a name; give a non-empty text")
@@ -207,6 +223,7 @@ _PARSERS: dict[str, Callable[[object, str], Any]] = {
     "micro_batches": _integer(1),
     "schedule": _schedule,
     "memory_limit": _memory_limit,
+    "memory_margin": _share,
     "hardware": _text,
     "micro_batch_size": _integer(1, auto=True),
     "sequence_length": _integer(1),

@@ -76,7 +76,7 @@ class StagePlan:
     static_bytes: int
     """Share of the peak that does not depend on micro-batches: weights, gradients, optimizer state."""
     limit_bytes: int
-    """Memory limit the plan was made for."""
+    """Bytes the plan was allowed: the memory limit, less what `memory_margin` keeps free of it."""
     chunks: tuple[ChunkPlan, ...]
     """Chunks in order."""
 

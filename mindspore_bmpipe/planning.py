@@ -58,7 +58,12 @@ def solve_subject(
         limits = replace(limits, time_limit_s=subject.config.time_limit)
     if subject.config.seed is not None:
         limits = replace(limits, seed=subject.config.seed)
-    return solve_best(_candidates(subject), planner, limits)
+    problem, solution = solve_best(_candidates(subject), planner, limits)
+    margin = subject.config.memory_margin
+    if margin and solution.status is Status.INFEASIBLE:
+        message = f"{solution.message}; memory_margin leaves {margin:.1%} more than the bytes named free"
+        solution = replace(solution, message=message)
+    return problem, solution
 
 
 def _candidates(subject: Subject) -> list[Candidate]:
@@ -257,12 +262,14 @@ def _settings(config: Config, problem: Problem) -> dict[str, Any]:
         for key, value in vars(config).items()
         if value is not None and key not in ("pins", "memory_limit", "recompute_options", "stage_speeds")
     }
+    # As given: what `memory_margin` leaves of it are the limits of the stages.
+    limit = config.memory_limit
     settings.update(
         stages=problem.stages,
         chunks=problem.chunks,
         micro_batches=problem.micro_batches,
         schedule=problem.schedule,
-        memory_limit=list(problem.memory_limit_bytes),
+        memory_limit=list(limit) if isinstance(limit, tuple) else [limit] * problem.stages,
     )
     if config.recompute_options is not None:
         settings["recompute_options"] = list(config.recompute_options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,6 +50,14 @@ def resolve_pin(runs: Sequence[Run], pin: PinSpec, where: str = "pins") -> Pin:
     return Pin(start + low, start + last, pin.stage)
 
 
+def usable_bytes(limits: tuple[int, ...], margin: float | None) -> tuple[int, ...]:
+    """What a plan may use of limits so that it still fits if bytes turn out higher by a share at most.
+
+    A peak is a maximum of sums of bytes, so it grows by no more than that share: `limit / (1 + margin)`, rounded down.
+    """
+    return tuple(math.floor(limit / (1 + margin)) for limit in limits) if margin else limits
+
+
 def problem_from_config(
     runs: Sequence[Run],
     config: Config,
@@ -60,6 +69,8 @@ def problem_from_config(
     """The planning problem of evaluated costs and a CONFIG.
 
     `chunks` defaults to the fewest of the schedule, `schedule` to 1f1b for one chunk and to interleaved for more.
+
+    `memory_margin` lowers the limits of the problem, see `usable_bytes`.
 
     `recompute_options` keeps the named options of each run; a run that has none of them keeps all of its own, so that
     embeddings and heads with a single option need not be named.
@@ -85,7 +96,7 @@ def problem_from_config(
         stages=stages,
         chunks=chunks,
         micro_batches=micro_batches,
-        memory_limit_bytes=(limit,) * stages if isinstance(limit, int) else limit,
+        memory_limit_bytes=usable_bytes((limit,) * stages if isinstance(limit, int) else limit, config.memory_margin),
         stage_constant_bytes=stage_constant_bytes,
         shared_saved_bytes=shared_saved_bytes,
         transfer_ms=transfer_ms,

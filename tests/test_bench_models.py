@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mindspore_bmpipe.costs.hardware import load_hardware
-from mindspore_bmpipe.planner import SolveLimits, even
-from mindspore_bmpipe.problem import Problem, stage_memory
-from tools.bench.headline import ROOM, limited, measure, overflows
+from mindspore_bmpipe.problem import Problem
+from tools.bench.headline import ROOM, limited
 from tools.bench.models import LAYOUTS, problem_of
-from tools.bench.results_page import render
 
 GIB = 1 << 30
 
@@ -78,31 +74,3 @@ def test_options_trade_memory_for_time(name: str) -> None:
     limits = [limited(problem, room).memory_limit_bytes[0] for room in ROOM.values()]
     assert limits == sorted(limits)
     assert limits[-1] <= 58 * GIB
-
-
-def test_page_says_what_was_measured() -> None:
-    result = measure(("llama2-7b", "medium", 30.0))
-    rows = result["planners"]
-    mine = rows["bmpipe"]["step_time_ms"]
-    assert all(row["step_time_ms"] >= mine for row in rows.values() if "step_time_ms" in row)
-    assert rows["megatron_even_selective"]["status"] == "infeasible"
-    # 5 % less memory cannot make the step shorter.
-    assert result["held_back"] >= 1
-    settings = {"hardware": "ascend910b", "room": ROOM, "most_gib": 58, "draws": 40, "time_limit": 30.0,
-                "seconds": 1.0, "time_noise": 0.1, "memory_noise": 0.05}  # fmt: skip
-    page = render([result], settings)
-    assert "Nothing was measured on an accelerator" in page
-    assert f"| llama2-7b/medium | {result['limit_gib']:.1f} | {mine:.0f} |" in page
-    assert f"{rows['pipedream']['step_time_ms'] / mine:.3f}" in page
-    assert "inf." in page
-
-
-def test_plans_that_leave_five_per_cent_never_overflow() -> None:
-    problem = limited(table("llama2-7b"), ROOM["loose"])
-    decision = even.plan(problem, SolveLimits()).decision
-    assert decision is not None
-    peak = max(peak for _, peak in stage_memory(problem, decision))
-    roomy = replace(problem, memory_limit_bytes=(peak * 106 // 100,) * problem.stages)
-    assert overflows(roomy, decision, 0) == 0
-    tight = replace(problem, memory_limit_bytes=(peak * 94 // 100,) * problem.stages)
-    assert overflows(tight, decision, 0) == 1

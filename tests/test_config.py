@@ -15,6 +15,7 @@ def test_reads_every_key(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "stages: 4\nchunks: auto\nmicro_batches: 8\nschedule: 1F1B\nmemory_limit: [58GB, 56000MiB, 7, 1.5KB]\n"
+        "memory_margin: 2.5%\n"
         "hardware: ascend910b\nmicro_batch_size: auto\nsequence_length: 4096\ndata_parallel: 2\ntensor_parallel: 8\n"
         "expert_parallel: 1\ncontext_parallel: 1\noptimizer_shard_level: 2\nrecompute_options: [none, full]\n"
         "pins:\n- {units: 0-3, stage: 0}\n- {units: 5, stage: 1}\ntime_limit: 30\nseed: 7\n"
@@ -25,6 +26,7 @@ def test_reads_every_key(tmp_path: Path) -> None:
         micro_batches=8,
         schedule="1f1b",
         memory_limit=(58 * 1000**3, 56000 * 1024**2, 7, 1500),
+        memory_margin=0.025,
         hardware="ascend910b",
         micro_batch_size="auto",
         sequence_length=4096,
@@ -53,6 +55,17 @@ def test_nothing_given_is_nothing(tmp_path: Path) -> None:
 )
 def test_sizes(text: object, size: int) -> None:
     assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("12.5 %", 0.125), (0.05, 0.05), (0, 0.0)])
+def test_shares(text: object, share: float) -> None:
+    assert parse_config({"memory_margin": text}).memory_margin == share
+
+
+@pytest.mark.parametrize("text", ["5", "-5%", "100%", 1, -0.1, True, "x", [0.1], float("nan")])
+def test_impossible_shares(text: object) -> None:
+    with pytest.raises(InputError, match=r"memory_margin: .* such as 0\.05 or 5%"):
+        parse_config({"memory_margin": text})
 
 
 @pytest.mark.parametrize("text", ["x", "-1GB", "GB", "1XB", 0, -3, True, 1.5, None, "0.1B", "nanGB"])

@@ -171,3 +171,15 @@ def test_infeasible_says_what_would_fit() -> None:
     with pytest.raises(InfeasibleError, match=r"stage \d \d+ > 20") as caught:
         plan_of({**SETTINGS, "memory_limit": 20})
     assert caught.value.exit_code == 1
+
+
+def test_a_margin_stays_free_and_is_recorded_beside_the_limit() -> None:
+    # Stage 0 has 52 bytes with one unit recomputed (above), a quarter below the limit of 65; 26 % are too much for it.
+    kept = {**SETTINGS, "memory_margin": "25%"}
+    plan = plan_of(kept)
+    assert plan.stages[0].peak_bytes == plan.stages[0].limit_bytes == 52
+    assert (plan.settings["memory_limit"], plan.settings["memory_margin"]) == ([65, 65], 0.25)
+    assert check_plan(plan, subject_of_layers(parse_layer_table(LAYERS), "net", parse_config(kept))) == []
+    assert plan_of({**SETTINGS, "memory_margin": "26%"}).stages[0].chunks[0].units["body"] == {"full": 2}
+    with pytest.raises(InfeasibleError, match=r"memory_margin leaves 50.0% more than the bytes named free"):
+        plan_of({**SETTINGS, "memory_limit": 40, "memory_margin": "50%"})

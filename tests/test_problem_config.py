@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from problem_samples import small
+from problem_samples import random_problem, small
 
 from mindspore_bmpipe.config import parse_config
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.problem import Option, Pin, Problem, Run
-from mindspore_bmpipe.problem_config import problem_from_config
+from mindspore_bmpipe.planner import solve
+from mindspore_bmpipe.problem import Option, Pin, Problem, Run, check
+from mindspore_bmpipe.problem_config import problem_from_config, usable_bytes
 
 BODY = small().runs[0]
 RUNS = (Run("head", 1, 1.0, 1.0, 1, (Option("none", 0, 0.0),)), BODY, Run("tail", 1, 1.0, 1.0, 1, BODY.options))
@@ -23,6 +26,47 @@ def test_defaults() -> None:
     problem = make()
     assert (problem.schedule, problem.chunks, problem.memory_limit_bytes) == ("1f1b", 1, (10**9, 10**9))
     assert make(memory_limit=["1GB", 7]).memory_limit_bytes == (10**9, 7)
+
+
+def test_a_margin_is_kept_free_of_every_limit() -> None:
+    assert make(memory_margin="25%", memory_limit=[1000, 999]).memory_limit_bytes == (800, 799)
+    assert make(memory_margin=0).memory_limit_bytes == make().memory_limit_bytes
+
+
+def with_larger_bytes(problem: Problem, factor: int) -> Problem:
+    """The problem in which everything takes `factor` times the bytes."""
+    runs = tuple(
+        replace(
+            run,
+            static_bytes=factor * run.static_bytes,
+            update_bytes=factor * run.update_bytes,
+            options=tuple(
+                replace(
+                    option,
+                    saved_bytes=factor * option.saved_bytes,
+                    working_set_bytes=factor * option.working_set_bytes,
+                )
+                for option in run.options
+            ),
+        )
+        for run in problem.runs
+    )
+    constant, shared = factor * problem.stage_constant_bytes, factor * problem.shared_saved_bytes
+    return replace(problem, runs=runs, stage_constant_bytes=constant, shared_saved_bytes=shared)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_with_a_margin_is_the_best_of_those_that_fit_with_larger_bytes(seed: int) -> None:
+    # With integers throughout: bytes and limits times four, bytes a quarter higher against the limits.
+    tight = random_problem(seed)
+    limits = tuple(4 * limit for limit in tight.memory_limit_bytes)
+    planned = with_larger_bytes(replace(tight, memory_limit_bytes=usable_bytes(limits, 0.25)), 4)
+    higher = with_larger_bytes(replace(tight, memory_limit_bytes=limits), 5)
+    mine, expected = solve(planned), solve(higher, "exhaustive")
+    assert (mine.step_time_ms is None) == (expected.step_time_ms is None)
+    if mine.decision is not None and expected.step_time_ms is not None:
+        assert mine.step_time_ms == pytest.approx(expected.step_time_ms, rel=2e-4)
+        assert check(higher, mine.decision) == ()
 
 
 @pytest.mark.parametrize(

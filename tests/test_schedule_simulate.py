@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.schedule import Schedule, critical_path, make_schedule, simulate, step_times, timeline
+from mindspore_bmpipe.schedule import (
+    Schedule,
+    critical_path,
+    critical_paths,
+    make_schedule,
+    simulate,
+    step_times,
+    timeline,
+)
 from mindspore_bmpipe.schedule.actions import Action
 from mindspore_bmpipe.schedule.schedule import looped_placement, validate_schedule
 
@@ -134,6 +142,19 @@ def test_a_path_bounds_the_time_of_every_other_plan(seed: int) -> None:
     forward, backward = rng.random((50, 5)), rng.random((50, 5))
     lengths = forward @ path.forward + backward @ path.backward + path.transfers * 0.3
     assert (lengths <= step_times(schedule, forward, backward, 0.3) + 1e-12).all()
+
+
+def test_paths_of_many_plans_are_those_of_each() -> None:
+    rng = np.random.default_rng(3)
+    schedule = make_schedule("zero_bubble_v", 3, 2, 7)
+    forward, backward, weight = rng.random((3, 5, 6))
+    both = critical_paths(schedule, forward, backward, 0.3, weight)
+    times = step_times(schedule, forward, backward, 0.3, weight)
+    assert len(both) == 10
+    for index, path in enumerate(both):
+        plan = index // 2
+        length = forward[plan] @ path.forward + backward[plan] @ path.backward + weight[plan] @ path.weight
+        assert length + 0.3 * path.transfers == pytest.approx(times[plan])
 
 
 @pytest.mark.parametrize("kind", ["1f1b", "seqpipe"])

@@ -86,16 +86,13 @@ def settled_configs(config: Config, units: int) -> list[Config]:
     return found
 
 
-def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimits) -> tuple[Problem, Solution]:
-    """Plan all candidates and return the best plan, with a message that says what was compared.
+def solve_all(candidates: Sequence[Candidate], planner: str, limits: SolveLimits) -> list[Solution | None]:
+    """The answer on every candidate, in full for the best and from a first look for the rest; `None` if not taken.
 
     Raises:
         InputError: there are none, or the planner takes none of them.
     """
-    if len(candidates) == 1:
-        return candidates[0].problem, solve(candidates[0].problem, planner, limits)
-    clock = Clock(limits)
-    share = _FIRST_SHARE * limits.time_limit_s / len(candidates)
+    share = _FIRST_SHARE * limits.time_limit_s / max(1, len(candidates))
     # Without the proofs that the wall clock ends, who goes on to the full plan is the same on every machine.
     first = replace(limits, effort=limits.effort * _FIRST_EFFORT, time_limit_s=share, prove=False)
     solutions: list[Solution | None] = []
@@ -108,7 +105,7 @@ def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimit
             refused = str(error)
     if all(solution is None for solution in solutions):
         raise InputError(refused or "there is nothing to compare")
-    order = sorted((index for index, found in enumerate(solutions) if found), key=lambda index: _rank(solutions[index]))
+    order = _ranked(solutions)
     finalists = [index for index in order[:_FINALISTS] if not _is_decided(solutions[index])]
     full = replace(limits, time_limit_s=(1 - _FIRST_SHARE) * limits.time_limit_s / max(1, len(finalists)))
     for index in finalists:
@@ -122,7 +119,20 @@ def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimit
         if bounds and again.step_time_ms is not None:
             again = replace(again, bound_ms=min(max(bounds), again.step_time_ms))
         solutions[index] = again if _time(again) <= _time(mine) else mine
-    chosen = min((index for index in order), key=lambda index: _rank(solutions[index]))
+    return solutions
+
+
+def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimits) -> tuple[Problem, Solution]:
+    """Plan all candidates and return the best plan, with a message that says what was compared.
+
+    Raises:
+        InputError: there are none, or the planner takes none of them.
+    """
+    if len(candidates) == 1:
+        return candidates[0].problem, solve(candidates[0].problem, planner, limits)
+    clock = Clock(limits)
+    solutions = solve_all(candidates, planner, limits)
+    chosen = _ranked(solutions)[0]
     solution = solutions[chosen]
     assert solution is not None
     compared = ", ".join(
@@ -141,6 +151,11 @@ def solve_best(candidates: Sequence[Candidate], planner: str, limits: SolveLimit
         # Even one that lost might have won on another machine.
         solution = replace(solution, stopped_by=StoppedBy.TIME)
     return candidates[chosen].problem, solution
+
+
+def _ranked(solutions: Sequence[Solution | None]) -> list[int]:
+    """Indices of those that the planner takes, the best first."""
+    return sorted((index for index, found in enumerate(solutions) if found), key=lambda index: _rank(solutions[index]))
 
 
 def _is_decided(solution: Solution | None) -> bool:

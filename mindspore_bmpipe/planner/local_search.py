@@ -9,6 +9,7 @@ already proves to be worse than the best are never simulated.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from mindspore_bmpipe.planner.chunk_rules import ChunkRules
 from mindspore_bmpipe.planner.splits import Bounds, SplitRules
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.problem import Problem, schedule_of
-from mindspore_bmpipe.schedule import PathCounts, critical_path, splits_backward, step_times
+from mindspore_bmpipe.schedule import PathCounts, Schedule, critical_paths, splits_backward, step_times
 
 _STEPS = (-2, -1, 1, 2)
 _PERTURBED_CUTS = 3
@@ -27,6 +28,17 @@ _SAME_TIME = 1e-9
 
 
 Times = npt.NDArray[np.float64]
+
+
+@lru_cache(maxsize=8)
+def _typical_paths(schedule: Schedule, transfer_ms: float) -> tuple[PathCounts, ...]:
+    """Longest paths when one stage is slightly slower than the others: the corner cases of an even pipeline."""
+    size = schedule.virtual_stages
+    times = np.ones((size + 1, size))
+    times[np.arange(1, size + 1), np.arange(size)] = 1.05
+    split = splits_backward(schedule)
+    found = critical_paths(schedule, times, times if split else 2 * times, transfer_ms, times if split else None)
+    return tuple(dict.fromkeys(found))
 
 
 class PathPool:
@@ -41,17 +53,8 @@ class PathPool:
         self._backward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._weight: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._constant: npt.NDArray[np.float64] = np.zeros(0)
-        self._splits = splits_backward(self.schedule)
-        self._add_typical()
-
-    def _add_typical(self) -> None:
-        """Longest paths when one stage is slightly slower than the others: the corner cases of an even pipeline."""
-        size = self.problem.virtual_stages
-        for slow in range(-1, size):
-            times = np.ones(size)
-            if slow >= 0:
-                times[slow] = 1.05
-            self.separate(times, 2 * times, times if self._splits else None)
+        for path in _typical_paths(self.schedule, problem.transfer_ms):
+            self.add(path)
 
     def add(self, path: PathCounts) -> bool:
         """Add a path; whether it was unknown."""
@@ -78,13 +81,15 @@ class PathPool:
         self._weight, self._constant = self._weight[rows], self._constant[rows]
 
     def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> bool:
-        """Add the longest paths of one plan's times (weight gradients are part of backwards); whether any was new."""
-        added = False
+        """Add the longest paths of plans' times, shapes (K,) or (plans, K); whether any was new.
+
+        Weight gradients are part of backwards.
+        """
         inputs = np.asarray(backward, dtype=np.float64)
         if weight is not None:
             inputs = np.maximum(inputs - np.asarray(weight, dtype=np.float64), 0.0)
-        for prefer_stage in (True, False):
-            path = critical_path(self.schedule, forward, inputs, self.problem.transfer_ms, weight, prefer_stage)
+        added = False
+        for path in critical_paths(self.schedule, forward, inputs, self.problem.transfer_ms, weight):
             added = self.add(path) or added
         return added
 

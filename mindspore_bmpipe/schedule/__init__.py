@@ -18,6 +18,7 @@ from mindspore_bmpipe.schedule.simulate import (
     TimedAction,
     critical_actions,
     critical_path,
+    critical_paths,
     step_times,
     timeline,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "TimedAction",
     "critical_actions",
     "critical_path",
+    "critical_paths",
     "dependency_graph",
     "extreme_rows",
     "format_order",

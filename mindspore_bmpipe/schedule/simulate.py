@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -108,14 +108,39 @@ def critical_path(
     Where two predecessors end at the same time, the path stays on the stage if `prefer_stage`, else it follows the
     data: the two answers are different, equally long paths.
     """
-    graph, ends = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
-    path = _longest_path(graph, ends, transfer_ms, prefer_stage)
+    both = critical_paths(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
+    return both[0 if prefer_stage else 1]
+
+
+def critical_paths(
+    schedule: Schedule,
+    forward_ms: npt.ArrayLike,
+    backward_ms: npt.ArrayLike,
+    transfer_ms: float = 0.0,
+    weight_ms: npt.ArrayLike | None = None,
+) -> list[PathCounts]:
+    """Both answers of `critical_path`, that of `prefer_stage` first, for each of many plans (shapes (plans, K))."""
+    graph = dependency_graph(schedule)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    block = max(1, _MAX_CELLS // (graph.size + 1))
+    found: list[PathCounts] = []
+    for first in range(0, durations.shape[1], block):
+        ends = end_times(graph, durations[:, first : first + block], transfer_ms)
+        for plan in range(ends.shape[1]):
+            column = np.ascontiguousarray(ends[:, plan])
+            found.extend(
+                _counts(graph, _longest_path(graph, column, transfer_ms, prefer_stage))
+                for prefer_stage in (True, False)
+            )
+    return found
+
+
+def _counts(graph: DependencyGraph, path: list[int]) -> PathCounts:
+    """Counts along the actions of a path."""
     counts = np.bincount(graph.slot[path], minlength=len(KINDS) * graph.virtual_stages)
-    transfers = sum(
-        int(graph.transfers.item(later))
-        for earlier, later in pairwise(path)
-        if graph.stage_predecessor.item(later) != earlier
-    )
+    later = np.array(path[1:], dtype=np.int64)
+    crossed = graph.stage_predecessor[later] != np.array(path[:-1], dtype=np.int64)
+    transfers = int(graph.transfers[later[crossed]].sum())
     forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
     backward, weight = backward + whole, weight + whole
     return PathCounts(tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), transfers)

@@ -3,6 +3,7 @@
 python tools/bench/headline.py                                   # tables on stdout
 python tools/bench/headline.py --write docs/results.md           # the page, from this run
 python tools/bench/headline.py llama3-70b --json                 # one layout, one JSON object a line
+python tools/bench/headline.py --only llama3-70b/medium --seeds 0        # one instance, no wrong costs
 """
 
 from __future__ import annotations
@@ -11,41 +12,33 @@ import argparse
 import json
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mindspore_bmpipe.comparison import REFERENCE, default_planners
 from mindspore_bmpipe.costs.hardware import load_hardware
-from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.planner import Solution, SolveLimits, solve
+from mindspore_bmpipe.planner import SolveLimits
+from mindspore_bmpipe.planner.choices import MOST_CHUNKS
 from mindspore_bmpipe.planner.even import even_bounds
 from mindspore_bmpipe.planner.recipes import FULL, kept_recipe, recipe_decision, required_recipe
-from mindspore_bmpipe.problem import (
-    Decision,
-    Problem,
-    simulated_ms,
-    stage_memory,
-    virtual_stage_times,
-    virtual_stage_weights,
-)
+from mindspore_bmpipe.problem import Decision, Problem, stage_memory
 from mindspore_bmpipe.report.comparison import recomputed_share
+from tools.bench.joint import answer, joint_choice, label, mean_memory
 from tools.bench.models import LAYOUTS, problem_of
 from tools.bench.results_page import render
+from tools.bench.wrong_costs import DRAWS, MEMORY_ERROR, TIME_ERROR, wrong_costs
 
 HARDWARE = "ascend910b"
 ROOM = {"tight": 0.15, "medium": 0.5, "loose": 0.9}
 """Where the limit lies between what an even split needs with everything recomputed (0) and with nothing (1)."""
 MOST_GIB = 58
 """Highest limit, of the 64 GB of a device."""
-TIME_NOISE, MEMORY_NOISE = 0.10, 0.05
-DRAWS = 40
 
 
 def limited(problem: Problem, room: float) -> Problem:
@@ -65,39 +58,26 @@ def with_limit(problem: Problem, limit: int) -> Problem:
     return replace(problem, memory_limit_bytes=(limit,) * problem.stages)
 
 
-def noisy_ms(problem: Problem, decision: Decision, seed: int) -> np.ndarray:
-    """Step times when each virtual stage's forward and backward turn out up to 10 % shorter or longer, by draw."""
-    generator = np.random.default_rng(seed)
-    shape = (2, DRAWS, problem.virtual_stages)
-    factors = generator.uniform(1 - TIME_NOISE, 1 + TIME_NOISE, shape)
-    forward, backward = virtual_stage_times(problem, decision)
-    weight = virtual_stage_weights(problem, decision)
-    noisy_weight = None if weight is None else np.array(weight) * factors[1]
-    return simulated_ms(problem, np.array(forward) * factors[0], np.array(backward) * factors[1], noisy_weight)
+@dataclass(frozen=True)
+class Task:
+    """One instance and how much to do on it."""
+
+    layout: str
+    room: str
+    time_limit_s: float
+    """Seconds of each planner on the instance's own schedule."""
+    joint_limit_s: float
+    """Seconds of bmpipe on all schedules together."""
+    wrong_limit_s: float
+    """Seconds of each plan with wrong costs."""
+    most_chunks: int
+    seeds: int
 
 
-def overflows(problem: Problem, decision: Decision, seed: int) -> float:
-    """Share of draws in which some stage needs more than its limit, peaks being up to 5 % lower or higher."""
-    generator = np.random.default_rng(seed)
-    factors = generator.uniform(1 - MEMORY_NOISE, 1 + MEMORY_NOISE, (DRAWS, problem.stages))
-    peaks = np.array([peak for _, peak in stage_memory(problem, decision)]) * factors
-    return float((peaks > np.array(problem.memory_limit_bytes)).any(axis=1).mean())
-
-
-def answer(problem: Problem, planner: str, limits: SolveLimits) -> tuple[Solution | None, str]:
-    """A planner's solution, or why it does not apply."""
-    try:
-        solution = solve(problem, planner, limits)
-    except InputError as error:
-        return None, str(error)
-    return solution, solution.message
-
-
-def measure(task: tuple[str, str, float]) -> dict[str, Any]:
-    """Every planner on one instance."""
-    name, room, seconds = task
-    problem = limited(problem_of(LAYOUTS[name], load_hardware(HARDWARE)), ROOM[room])
-    limits = SolveLimits(time_limit_s=seconds)
+def measure(task: Task) -> dict[str, Any]:
+    """Every planner on one instance, the joint choice, and plans made with wrong costs."""
+    problem = limited(problem_of(LAYOUTS[task.layout], load_hardware(HARDWARE)), ROOM[task.room])
+    limits = SolveLimits(time_limit_s=task.time_limit_s)
     start = time.perf_counter()
     rows: dict[str, dict[str, Any]] = {}
     plans: dict[str, Decision] = {}
@@ -108,46 +88,35 @@ def measure(task: tuple[str, str, float]) -> dict[str, Any]:
         if solution is None or solution.decision is None:
             continue
         plans[planner] = solution.decision
-        peaks = [peak for _, peak in stage_memory(problem, solution.decision)]
         rows[planner] |= {
             "step_time_ms": solution.step_time_ms,
+            "bound_ms": solution.bound_ms,
             "gap": solution.gap,
             "seconds": solution.solve_seconds,
-            "memory": float(np.mean(peaks)) / problem.memory_limit_bytes[0],
+            "memory": mean_memory(problem, solution.decision),
             "recomputed": recomputed_share(problem, solution.decision),
-            "overflows": overflows(problem, solution.decision, 0),
         }
-    result = {
-        "instance": f"{name}/{room}",
-        "layout": name,
+    seconds = {"planners": time.perf_counter() - start}
+    result: dict[str, Any] = {
+        "instance": f"{task.layout}/{task.room}",
+        "layout": task.layout,
+        "schedule": label(problem),
         "limit_gib": problem.memory_limit_bytes[0] / (1 << 30),
         "planners": rows,
     }
-    if REFERENCE in plans:
-        result |= sensitivity(problem, plans, rows, limits)
-    return result | {"seconds": time.perf_counter() - start}
-
-
-def sensitivity(
-    problem: Problem, plans: dict[str, Decision], rows: dict[str, dict[str, Any]], limits: SolveLimits
-) -> dict[str, Any]:
-    """Noise in times for bmpipe and the fastest other, and bmpipe with 5 % of the memory held back."""
-    found: dict[str, Any] = {}
-    others = [planner for planner in plans if planner != REFERENCE]
-    if others:
-        closest = min(others, key=lambda planner: rows[planner]["step_time_ms"])
-        ratios = noisy_ms(problem, plans[closest], 1) / noisy_ms(problem, plans[REFERENCE], 1)
-        found["noise"] = {
-            "against": closest,
-            "mean": float(ratios.mean()),
-            "least": float(ratios.min()),
-            "faster": float((ratios >= 1).mean()),
-        }
-    lower = with_limit(problem, int(problem.memory_limit_bytes[0] * (1 - MEMORY_NOISE) / (1 + 1e-9)))
-    held = solve(lower, REFERENCE, limits)
-    if held.step_time_ms is not None:
-        found["held_back"] = held.step_time_ms / rows[REFERENCE]["step_time_ms"]
-    return found
+    if task.joint_limit_s:
+        begin = time.perf_counter()
+        joint_limits = SolveLimits(time_limit_s=task.joint_limit_s)
+        result["joint"] = joint_choice(problem, plans.values(), joint_limits, task.most_chunks)
+        seconds["joint"] = time.perf_counter() - begin
+    if task.seeds:
+        begin = time.perf_counter()
+        wrong_limits = SolveLimits(time_limit_s=task.wrong_limit_s)
+        # Errors of their own for every instance, the same in every run.
+        first = zlib.crc32(result["instance"].encode())
+        result["wrong"] = wrong_costs(problem, plans, range(first, first + task.seeds), wrong_limits)
+        seconds["wrong"] = time.perf_counter() - begin
+    return result | {"seconds": seconds}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,7 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layouts", nargs="*", metavar="LAYOUT", help=f"of {', '.join(LAYOUTS)}")
     parser.add_argument("--room", action="append", choices=ROOM)
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each planner (default 20)")
+    parser.add_argument("--only", action="append", metavar="LAYOUT/ROOM", help="this instance; may be given again")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds of each planner (default %(default)s)")
+    parser.add_argument(
+        "--joint-limit", type=float, default=15.0, help="seconds for all schedules, 0 for none (default %(default)s)"
+    )
+    parser.add_argument(
+        "--wrong-limit", type=float, default=4.0, help="seconds of a plan with wrong costs (default %(default)s)"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="draws of wrong costs, 0 for none (default %(default)s)")
+    parser.add_argument("--most-chunks", type=int, default=MOST_CHUNKS, help="of all schedules (default %(default)s)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, metavar="FILE")
@@ -163,20 +141,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in options.layouts if name not in LAYOUTS]
     if unknown:
         parser.error(f"unknown layout {', '.join(unknown)}; there are {', '.join(LAYOUTS)}")
-    tasks = [(name, room, options.time_limit) for name in options.layouts or LAYOUTS for room in options.room or ROOM]
+    instances = [(name, room) for name in options.layouts or LAYOUTS for room in options.room or ROOM]
+    if options.only:
+        instances = [(name, room) for name, room in instances if f"{name}/{room}" in options.only]
+        if len(instances) < len(set(options.only)):
+            parser.error(f"--only: {', '.join(options.only)} are not all among the instances")
+    how_much = (
+        options.time_limit,
+        options.joint_limit,
+        options.wrong_limit,
+        options.most_chunks,
+        options.seeds,
+    )
+    tasks = [Task(name, room, *how_much) for name, room in instances]
     start = time.perf_counter()
     results = []
     with ProcessPoolExecutor(max_workers=options.jobs) as pool:
         for result in pool.map(measure, tasks):
             results.append(result)
-            print(f"{result['instance']}: {result['seconds']:.0f} s", file=sys.stderr)
+            parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in result["seconds"].items())
+            print(f"{result['instance']}: {parts}", file=sys.stderr, flush=True)
     if options.json:
         for result in results:
             print(json.dumps(result))
         return 0
     settings = {
         "hardware": HARDWARE, "room": ROOM, "most_gib": MOST_GIB, "draws": DRAWS, "time_limit": options.time_limit,
-        "seconds": time.perf_counter() - start, "time_noise": TIME_NOISE, "memory_noise": MEMORY_NOISE,
+        "joint_limit": options.joint_limit, "wrong_limit": options.wrong_limit, "seeds": options.seeds,
+        "most_chunks": options.most_chunks, "jobs": options.jobs, "seconds": time.perf_counter() - start,
+        "time_error": TIME_ERROR, "memory_error": MEMORY_ERROR,
     }  # fmt: skip
     page = render(results, settings)
     if options.write:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tools.bench import results_joint, results_targets, results_wrong
+from tools.bench.figures import MEGATRON, REFERENCE, SAME, Result, fastest, geometric_mean, others, ratio, table
 from tools.bench.models import LAYOUTS
-
-REFERENCE = "bmpipe"
 
 _CODES = {"not applicable": "n/a", "infeasible": "inf.", "no plan found in the time limit": "none"}
 
@@ -22,7 +22,8 @@ plans of one schedule are what it shows; that the machine runs a step in just th
 
     python tools/bench/headline.py --write docs/results.md
 
-which took {seconds:.0f} s, with {time_limit:.0f} s for each planner on each instance.
+which took {seconds:.0f} s in {jobs} processes, with {time_limit:.0f} s for each planner on each instance,
+{joint_limit:.0f} s for all its schedules together, and {wrong_limit:.0f} s for each plan with wrong costs.
 
 ## Instances
 
@@ -51,39 +52,70 @@ Over the instances on which each planner has a plan: how many times longer its s
 least, most), and the mean share of memory used and of units recomputed.
 """
 
-_SENSITIVITY = """\
-## Sensitivity
+_MEGATRON = """\
+## Megatron's three ways
 
-Planned with the table's figures, run with others: the forward and the backward of every virtual stage {time_noise:.0%}
-shorter to longer, {draws} draws, the same for both plans. Ratio of the fastest other plan to bmpipe's: mean and least,
-and the share of draws in which bmpipe's is still at least as fast. `memory`: share of draws in which some stage of
-bmpipe's plan exceeds its limit when peaks turn out {memory_noise:.0%} lower to higher; `held back`: bmpipe's step time
-when it plans with {memory_noise:.0%} less memory, so that no draw exceeds the limit, over its time with all of it.
+Step time over bmpipe's of an even split with full recomputation of all layers, with selective recomputation of all
+layers, and of the best of a grid that holds both (`megatron_manual`). Memory: mean over the stages of peak over limit.
 """
 
 
-def render(results: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+def render(results: Sequence[Result], settings: Mapping[str, Any]) -> str:
     """The page."""
     rooms = ", ".join(f"{value:.0%} ({name})" for name, value in settings["room"].items())
     parts = [
         _HEAD.format(rooms=rooms, **settings),
         _short(results),
+        results_targets.section(results, settings),
+        _nothing_gained(results),
         "## Layouts\n",
         _layouts(dict.fromkeys(result["layout"] for result in results)),
         _READING,
         _times(results),
+        _MEGATRON,
+        _megatron(results),
         _TOGETHER,
         _summary(results),
-        _SENSITIVITY.format(**settings),
-        _sensitivity(results),
+        results_joint.section(results, settings),
+        results_wrong.section(results, settings),
     ]
-    return "\n".join(parts).rstrip() + "\n"
+    return "\n".join(part for part in parts if part).rstrip() + "\n"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "|".join("---" for _ in columns) + "|"]
-    lines.extend("| " + " | ".join(row) + " |" for row in rows)
+def _nothing_gained(results: Sequence[Result]) -> str:
+    """The instances on which another planner is as good."""
+    equal = {}
+    for result in results:
+        names = [name for name in others(results) if (found := ratio(result, name)) is not None and found < 1 + SAME]
+        if names:
+            equal[result["instance"]] = names
+    lines = [
+        "## Where bmpipe gains nothing",
+        "",
+        f"On {len(equal)} of {len(results)} instances another planner's plan is as fast, to three decimals:",
+        "",
+        *(f"- {instance}: {', '.join(names)}" for instance, names in equal.items()),
+    ]
+    by_hand = [result["instance"] for result in results if (ratio(result, "megatron_manual") or 2.0) < 1.01]
+    if by_hand:
+        lines += ["", f"Less than 1 % over `megatron_manual`: {', '.join(by_hand)}."]
     return "\n".join(lines) + "\n"
+
+
+def _megatron(results: Sequence[Result]) -> str:
+    rows = []
+    for result in results:
+        row = [result["instance"]]
+        for planner in MEGATRON:
+            found, status = ratio(result, planner), result["planners"][planner]["status"]
+            row.append(_CODES.get(status, status) if found is None else f"{found:.3f}")
+        shares = [result["planners"][name].get("memory") for name in (REFERENCE, "megatron_even_full")]
+        row += ["" if share is None else f"{share:.1%}" for share in shares]
+        used = results_targets.utilisation(result)
+        row.append("" if used is None else f"{used:.2f}")
+        rows.append(row)
+    names = [planner.removeprefix("megatron_").replace("_", " ") for planner in MEGATRON]
+    return table(("instance", *names, "memory, bmpipe", "memory, even full", "ratio"), rows)
 
 
 def _layouts(names: Iterable[str]) -> str:
@@ -105,24 +137,14 @@ def _layouts(names: Iterable[str]) -> str:
                 f"{source}; model: {layout.model.source}",
             )
         )
-    return _table(
+    return table(
         ("name", "model", "devices", "data x tensor x stages", "chunks", "micro-batches", "samples x tokens", "source"),
         rows,
     )
 
 
-def _others(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted({planner for result in results for planner in result["planners"] if planner != REFERENCE})
-
-
-def _ratio(result: Mapping[str, Any], planner: str) -> float | None:
-    mine = result["planners"][REFERENCE].get("step_time_ms")
-    other = result["planners"][planner].get("step_time_ms")
-    return None if mine is None or other is None else other / mine
-
-
-def _times(results: Sequence[Mapping[str, Any]]) -> str:
-    others = _others(results)
+def _times(results: Sequence[Result]) -> str:
+    names = others(results)
     rows = []
     for result in results:
         mine = result["planners"][REFERENCE]
@@ -131,16 +153,16 @@ def _times(results: Sequence[Mapping[str, Any]]) -> str:
             row += [_CODES.get(mine["status"], mine["status"]), ""]
         else:
             row += [f"{mine['step_time_ms']:.0f}", f"{mine['gap']:.2%}"]
-        for planner in others:
-            ratio = _ratio(result, planner)
+        for planner in names:
+            found = ratio(result, planner)
             status = result["planners"][planner]["status"]
-            row.append(_CODES.get(status, status) if ratio is None else f"{ratio:.3f}")
+            row.append(_CODES.get(status, status) if found is None else f"{found:.3f}")
         rows.append(row)
-    names = [planner.replace("_", " ") for planner in others]
-    return _table(("instance", "limit GiB", "bmpipe ms", "gap", *names), rows)
+    columns = ("instance", "limit GiB", "bmpipe ms", "gap", *(name.replace("_", " ") for name in names))
+    return table(columns, rows)
 
 
-def _short(results: Sequence[Mapping[str, Any]]) -> str:
+def _short(results: Sequence[Result]) -> str:
     """The figures a reader looks for first, weakest comparison last."""
     lines = [
         "## In short",
@@ -148,38 +170,33 @@ def _short(results: Sequence[Mapping[str, Any]]) -> str:
         "How many times faster bmpipe's plan is, geometric mean over the instances with a plan:",
         "",
     ]
-    lines.append(f"- than the fastest other planner of each instance: {_mean(_best(results)):.3f}")
+    lines.append(f"- than the fastest other planner of each instance: {geometric_mean(_best(results)):.3f}")
     named = ("sapp", "adapipe", "even", "pipedream", "dapple", "megatron_manual", "megatron_even_full")
-    for planner in (planner for planner in named if planner in _others(results)):
-        ratios = [ratio for result in results if (ratio := _ratio(result, planner)) is not None]
+    for planner in (planner for planner in named if planner in others(results)):
+        ratios = [found for result in results if (found := ratio(result, planner)) is not None]
         if ratios:
-            lines.append(f"- than {planner}: {_mean(ratios):.3f} ({len(ratios)} of {len(results)})")
+            lines.append(f"- than {planner}: {geometric_mean(ratios):.3f} ({len(ratios)} of {len(results)})")
     return "\n".join(lines) + "\n"
 
 
-def _best(results: Sequence[Mapping[str, Any]]) -> list[float]:
+def _best(results: Sequence[Result]) -> list[float]:
     """Ratio of the fastest other planner of each instance."""
     found = []
     for result in results:
-        ratios = [ratio for planner in _others(results) if (ratio := _ratio(result, planner)) is not None]
-        if ratios:
-            found.append(min(ratios))
+        name = fastest(result, others(results))
+        if name is not None:
+            found.append(ratio(result, name) or 0.0)
     return found
 
 
-def _mean(ratios: Sequence[float]) -> float:
-    """Geometric mean."""
-    return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")
-
-
-def _summary(results: Sequence[Mapping[str, Any]]) -> str:
+def _summary(results: Sequence[Result]) -> str:
     rows = []
-    for planner in (REFERENCE, *_others(results)):
-        planned = [result for result in results if _ratio(result, planner) is not None]
+    for planner in (REFERENCE, *others(results)):
+        planned = [result for result in results if ratio(result, planner) is not None]
         if not planned:
             rows.append((planner, f"0 of {len(results)}", "", "", "", "", "", ""))
             continue
-        ratios = {str(result["instance"]): float(_ratio(result, planner) or 0.0) for result in planned}
+        ratios = {str(result["instance"]): float(ratio(result, planner) or 0.0) for result in planned}
         least, most = min(ratios, key=lambda key: ratios[key]), max(ratios, key=lambda key: ratios[key])
         held = [result["planners"][planner] for result in planned]
         fair = [result["planners"][REFERENCE] for result in planned]
@@ -188,7 +205,7 @@ def _summary(results: Sequence[Mapping[str, Any]]) -> str:
             (
                 planner,
                 f"{len(planned)} of {len(results)}",
-                f"{_mean(list(ratios.values())):.3f}",
+                f"{geometric_mean(list(ratios.values())):.3f}",
                 "" if mine else f"{ratios[least]:.3f} ({least})",
                 "" if mine else f"{ratios[most]:.3f} ({most})",
                 f"{np.mean([row['memory'] for row in held]):.1%}",
@@ -197,36 +214,12 @@ def _summary(results: Sequence[Mapping[str, Any]]) -> str:
             )
         )
     best = _best(results)
-    table = _table(
+    page = table(
         ("planner", "plans", "geometric mean", "least", "most", "memory", "bmpipe's there", "units recomputed"), rows
     )
     if not best:
-        return table
+        return page
     return (
-        f"{table}\nAgainst the fastest other planner of each instance: geometric mean {_mean(best):.3f}, "
+        f"{page}\nAgainst the fastest other planner of each instance: geometric mean {geometric_mean(best):.3f}, "
         f"least {min(best):.3f}, most {max(best):.3f}.\n"
-    )
-
-
-def _sensitivity(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for result in results:
-        noise = result.get("noise")
-        if noise is None:
-            continue
-        held = result.get("held_back")
-        rows.append(
-            (
-                str(result["instance"]),
-                noise["against"],
-                f"{_ratio(result, noise['against']):.3f}",
-                f"{noise['mean']:.3f}",
-                f"{noise['least']:.3f}",
-                f"{noise['faster']:.0%}",
-                f"{result['planners'][REFERENCE]['overflows']:.0%}",
-                "no plan" if held is None else f"{held:.3f}",
-            )
-        )
-    return _table(
-        ("instance", "fastest other", "as planned", "mean", "least", "still faster", "memory", "held back"), rows
     )
