@@ -19,6 +19,8 @@ from mindspore_bmpipe.verify.stand_in import StandIn
 _MODULE = "mindspore_bmpipe.verify.child"
 _POLL_SECONDS = 0.05
 _SHOWN_OF_LOG = 1500
+_ALLOCATOR = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
+"""glibc keeps the compiler's millions of small nodes on huge pages: a third less time; other libraries ignore it."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def _start(number: int, rank: Rank, toolkit: StandIn, folder: Path) -> subproces
     write_compiles(requests, rank.compiles)
     environment = toolkit.environment(os.environ)
     environment.update(RANK_SIZE=str(rank.ranks), RANK_ID=str(rank.rank), GLOG_v="3")
+    environment.setdefault("GLIBC_TUNABLES", _ALLOCATOR)
     # The child works in the folder, so that what MindSpore writes goes there; modules are still found from here.
     here = [os.getcwd(), *(path for path in sys.path if path)]
     environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), *here]).lstrip(os.pathsep)
