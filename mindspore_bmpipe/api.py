@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from mindspore_bmpipe.config import Config, load_config, parse_config
+from mindspore_bmpipe.costs.logical import graph_of_one_rank
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.trace import Axes, trace
@@ -92,5 +93,6 @@ def plan(
     missing = [name for name in ("stages", "micro_batches") if getattr(config, name) is None]
     if missing:
         raise InputError(f"plan: {', '.join(missing)} is missing; give it as an argument or with configure()")
-    costs = network_costs(trace(network, *inputs, symbols=symbols), units, assume_elementwise)
+    graph = graph_of_one_rank(trace(network, *inputs, symbols=symbols), config, assume_elementwise)
+    costs = network_costs(graph, units, assume_elementwise)
     return make_plan(subject_of_network(costs, config), planner)

@@ -235,7 +235,7 @@ def _run_explain(options: argparse.Namespace, console: Console) -> int:
     config = _config(options) if options.config else Config()
     with console.status(f"reading {options.source}"):
         # Unknown primitives are part of what is explained, so they must not end it.
-        graph = load_graph(options.source, parse_settings(options.settings), assume_elementwise=True)
+        graph = load_graph(options.source, parse_settings(options.settings), assume_elementwise=True, config=config)
         costs = network_costs(graph, _units(options), assume_elementwise=True)
         settled = settle(costs, config)
         document = explain(costs, settled.hardware, settled.evaluated, settled.sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -13,14 +14,17 @@ from typing import Any
 
 from mindspore_bmpipe.config import Config
 from mindspore_bmpipe.costs.differentiate import differentiate
+from mindspore_bmpipe.costs.logical import graph_of_one_rank, sharding_of
 from mindspore_bmpipe.costs.network import NetworkCosts, network_costs
 from mindspore_bmpipe.errors import BmpipeError, InputError
-from mindspore_bmpipe.graph.cell_graph import CellGraph
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Sharding
 from mindspore_bmpipe.graph.exported import exported_graph
 from mindspore_bmpipe.graph.mindir import load_module
 from mindspore_bmpipe.graph.recorded import Trace, graph_of, recorded_trace
 from mindspore_bmpipe.layer_table import load_layer_table
 from mindspore_bmpipe.subjects import Subject, subject_of_layers, subject_of_network
+
+_DEGREES = ("data_parallel", "tensor_parallel")
 
 SOURCE_HELP = (
     "a .mindir file (from 'bmpipe trace' or mindspore.export), a layer table (.json), or pkg.module:factory, a "
@@ -53,7 +57,7 @@ def load_subject(
                 f"{source}: --set and --units need a network; a layer table has neither settings nor cells"
             )
         return subject_of_layers(load_layer_table(source), Path(source).name, config)
-    return subject_of_network(load_costs(source, settings, units, assume_elementwise), config)
+    return subject_of_network(load_costs(source, settings, units, assume_elementwise, config), config)
 
 
 def load_costs(
@@ -61,18 +65,40 @@ def load_costs(
     settings: Mapping[str, Any] | None = None,
     units: Sequence[str] | None = None,
     assume_elementwise: bool = False,
+    config: Config | None = None,
 ) -> NetworkCosts:
     """Costs of the network that ``source`` names; see :func:`load_graph`."""
-    return network_costs(load_graph(source, settings, assume_elementwise), units, assume_elementwise)
+    return network_costs(load_graph(source, settings, assume_elementwise, config), units, assume_elementwise)
 
 
-def load_graph(source: str, settings: Mapping[str, Any] | None = None, assume_elementwise: bool = False) -> CellGraph:
+def load_graph(
+    source: str,
+    settings: Mapping[str, Any] | None = None,
+    assume_elementwise: bool = False,
+    config: Config | None = None,
+) -> CellGraph:
     """Forward and backward graph of a ``.mindir`` file or a factory's network.
 
+    Args:
+        source: the file or function.
+        settings: settings for the function.
+        assume_elementwise: take primitives without a derivative rule as element-wise.
+        config: settings whose ``tensor_parallel`` asks for the graph of one rank; a function that has parameters
+            `data_parallel` and `tensor_parallel` gets them. By default the graph is that of the source itself.
+
     Raises:
-        InputError: no such file or function, a damaged file, or a network that does not compile.
-        UnknownPrimitiveError: an exported file holds primitives without a derivative rule.
+        InputError: no such file or function, a damaged file, a network that does not compile, or strategies that do
+            not fit the settings.
+        UnknownPrimitiveError: an exported file, or a network that ranks share, holds primitives without a derivative
+            rule.
     """
+    if config is not None and is_factory(source) and (config.tensor_parallel or 1) > 1:
+        settings = with_degrees(source, settings or {}, sharding_of(config))
+    graph = _read_graph(source, settings, assume_elementwise)
+    return graph if config is None else graph_of_one_rank(graph, config, assume_elementwise)
+
+
+def _read_graph(source: str, settings: Mapping[str, Any] | None, assume_elementwise: bool) -> CellGraph:
     if is_factory(source):
         return graph_of(record_factory(source, settings or {}))
     if settings:
@@ -101,6 +127,36 @@ def record_factory(source: str, settings: Mapping[str, Any]) -> Trace:
     with importing_from_here():
         recorded: Trace = trace.record(network, *inputs)
         return recorded
+
+
+def with_degrees(source: str, settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Settings for a factory, with the degrees of parallelism that it has parameters for.
+
+    Raises:
+        InputError: the settings say other degrees.
+    """
+    taken = _parameters(source)
+    given = dict(settings)
+    for name in _DEGREES:
+        degree = getattr(sharding, name)
+        if given.get(name, degree) != degree:
+            raise InputError(
+                f"--set {name}={given[name]} contradicts the {name} of {degree} that is traced or planned for; leave "
+                "it out, or trace for that"
+            )
+        if name in taken:
+            given[name] = degree
+    return given
+
+
+def _parameters(source: str) -> set[str]:
+    """Names of the parameters of a factory; none if it does not exist, which whoever builds it reports."""
+    module, _, function = source.partition(":")
+    with importing_from_here():
+        try:
+            return set(inspect.signature(getattr(importlib.import_module(module), function)).parameters)
+        except (ImportError, AttributeError, TypeError, ValueError):
+            return set()
 
 
 def build_factory(source: str, settings: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:

@@ -211,9 +211,9 @@ def _with_degrees(graph: CellGraph, config: Config) -> Config:
     if graph.sharding is None:
         if (config.tensor_parallel or 1) > 1:
             raise InputError(
-                f"config: tensor_parallel: {config.tensor_parallel}, but {graph.name} was traced whole, so nothing "
-                "says what each rank would run; use trace --sharded and give the file it writes, or a layer table "
-                "with the costs of one device"
+                f"config: tensor_parallel: {config.tensor_parallel}, but no operation of {graph.name} has a strategy, "
+                "so nothing says what each rank would run; set strategies with Primitive.shard in the network, as "
+                "tools.examples.llama_sharded does, or give a layer table with the costs of one device"
             )
         return config
     data_parallel, tensor_parallel = graph.sharding.data_parallel, graph.sharding.tensor_parallel

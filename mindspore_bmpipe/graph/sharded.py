@@ -84,7 +84,12 @@ def synchronisation_note(flat: FlatModule, synchronised: Sequence[Operation]) ->
         for output in operation.outputs:
             kind = flat.tensors[output].type
             volume += math.prod(kind.shape) * BYTES_PER_ELEMENT.get(kind.dtype, 4)
+    return (synchronisation_text(len(synchronised), volume),)
+
+
+def synchronisation_text(count: int, volume: int) -> str:
+    """The note for so many sums of so many bytes together."""
     return (
-        f"{len(synchronised)} sums of weight gradients over ranks ({volume} bytes) are no part of the times: a "
-        "pipeline makes them once a step, after the last micro-batch",
+        f"{count} sums of weight gradients over ranks ({volume} bytes) are no part of the times: a pipeline makes them "
+        "once a step, after the last micro-batch"
     )

@@ -64,7 +64,7 @@ def _compiled(wanted: Compile) -> bytes:
             network, inputs = build_factory(wanted.source, wanted.settings)
             compile_private.start()
             if wanted.sharding is not None:
-                return recorded_file(network, inputs, Sharding(*wanted.sharding))
+                return recorded_file(network, inputs, Sharding(*wanted.sharding), wanted.varies)
             if wanted.plan is not None:
                 apply(network, load_plan(wanted.plan))
             cells = dict(network.cells_and_names())

@@ -61,6 +61,8 @@ class Compile:
     sharding: tuple[int, int] | None = None
     """Data-parallel and tensor-parallel ranks of one stage, to record the joint graph of one of them at several sizes;
     `None` to compile the training step."""
+    varies: bool = True
+    """Whether such a graph is recorded at several sizes of the inputs; otherwise at theirs only."""
 
 
 def cluster_size(stages: int, ranks_per_stage: int = 1) -> int:

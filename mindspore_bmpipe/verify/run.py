@@ -15,7 +15,7 @@ from mindspore_bmpipe.graph.mindir import load_module
 from mindspore_bmpipe.graph.recorded import graph_of
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule import registered
-from mindspore_bmpipe.sources import load_costs
+from mindspore_bmpipe.sources import load_costs, with_degrees
 from mindspore_bmpipe.subjects import network_fingerprint
 from mindspore_bmpipe.verify.checks import CheckedStage, check_stage
 from mindspore_bmpipe.verify.children import Progress, Rank, compile_ranks
@@ -25,7 +25,7 @@ from mindspore_bmpipe.verify.jobs import SCHEDULERS, Answer, Compile, cluster_si
 from mindspore_bmpipe.verify.memory import Peak, memory_peaks, parameter_bytes
 from mindspore_bmpipe.verify.prediction import Prediction, predicted_memory
 from mindspore_bmpipe.verify.rank_graph import RankGraph, read_rank_graph
-from mindspore_bmpipe.verify.sharded import record_sharded, with_degrees
+from mindspore_bmpipe.verify.sharded import record_sharded
 from mindspore_bmpipe.verify.stand_in import stand_in
 from mindspore_bmpipe.verify.transfers import check_pairs
 

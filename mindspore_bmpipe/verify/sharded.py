@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +12,12 @@ from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.mindir import load_module
 from mindspore_bmpipe.graph.recorded import Trace, recorded_trace
 from mindspore_bmpipe.graph.sharded import sharded_parameters
-from mindspore_bmpipe.sources import importing_from_here
+from mindspore_bmpipe.sources import with_degrees
 from mindspore_bmpipe.verify.children import Rank, compile_ranks
 from mindspore_bmpipe.verify.jobs import Compile, cluster_size
 from mindspore_bmpipe.verify.stand_in import stand_in
 
 _NAME = "sharded"
-_DEGREES = ("data_parallel", "tensor_parallel")
 
 
 def record_sharded(
@@ -28,6 +25,7 @@ def record_sharded(
     settings: Mapping[str, Any],
     sharding: Sharding,
     time_limit_s: float | None = None,
+    varies: bool = True,
 ) -> tuple[Trace, bytes]:
     """Compile a factory's network as one rank of a single stage and record its joint graph.
 
@@ -37,6 +35,7 @@ def record_sharded(
         settings: settings for the factory.
         sharding: ranks that share the network.
         time_limit_s: seconds that compiling may take; no limit by default.
+        varies: whether to compile at several sizes of the inputs, so that their axes become symbols.
 
     Returns:
         The trace, and the bytes of a file that holds it.
@@ -53,8 +52,9 @@ def record_sharded(
         )
     given = with_degrees(source, settings, sharding)
     wanted = Compile(
-        name=_NAME, source=source, settings=given, sharding=(sharding.data_parallel, sharding.tensor_parallel)
-    )
+        name=_NAME, source=source, settings=given, sharding=(sharding.data_parallel, sharding.tensor_parallel),
+        varies=varies,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
         answers = compile_ranks([Rank(0, sharding.ranks, (wanted,))], stand_in(), Path(folder), time_limit_s)
         answer = answers[_NAME]
@@ -64,36 +64,6 @@ def record_sharded(
         recorded = recorded_trace(data, load_module(answer.graph), source)
     _require_shares(source, recorded, sharding)
     return recorded, data
-
-
-def with_degrees(source: str, settings: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
-    """Settings for a factory, with the degrees of parallelism that it has parameters for.
-
-    Raises:
-        InputError: the settings say other degrees.
-    """
-    taken = _parameters(source)
-    given = dict(settings)
-    for name in _DEGREES:
-        degree = getattr(sharding, name)
-        if given.get(name, degree) != degree:
-            raise InputError(
-                f"--set {name}={given[name]} contradicts the {name} of {degree} that is traced or planned for; leave "
-                "it out, or trace for that"
-            )
-        if name in taken:
-            given[name] = degree
-    return given
-
-
-def _parameters(source: str) -> set[str]:
-    """Names of the parameters of a factory; none if it does not exist, which the child reports."""
-    module, _, function = source.partition(":")
-    with importing_from_here():
-        try:
-            return set(inspect.signature(getattr(importlib.import_module(module), function)).parameters)
-        except (ImportError, AttributeError, TypeError, ValueError):
-            return set()
 
 
 def _require_shares(source: str, recorded: Trace, sharding: Sharding) -> None:

@@ -20,13 +20,14 @@ from mindspore_bmpipe.graph.trace import record_compiled
 from mindspore_bmpipe.verify import compile_private
 
 
-def recorded_file(network: nn.Cell, inputs: Sequence[Any], sharding: Sharding) -> bytes:
+def recorded_file(network: nn.Cell, inputs: Sequence[Any], sharding: Sharding, varies: bool) -> bytes:
     """Bytes of a traced file of one rank.
 
     Args:
         network: network with strategies on its primitives.
         inputs: inputs of one micro-batch, for all data-parallel ranks together.
         sharding: ranks that share the network; this process must be one of them.
+        varies: whether to compile at several sizes and solve for symbols.
 
     Raises:
         InputError: the network does not compile, or its inputs cannot be shared.
@@ -38,4 +39,4 @@ def recorded_file(network: nn.Cell, inputs: Sequence[Any], sharding: Sharding) -
             with compiled_once(network, keys), named_primitives(network):
                 return compile_private.rank_graph_bytes(compile_private.joint_step(network), sized)
 
-        return traced_file(record_compiled(network, inputs, compile_joint, sharding=sharding))
+        return traced_file(record_compiled(network, inputs, compile_joint, None if varies else {}, sharding))

@@ -165,6 +165,22 @@ def shard_causal_mask(mask: CausalMask) -> None:
     mask.scale.shard(((1, 1), ()))
 
 
+def shard_row_product(product: Any, rows: int, columns: int, scatter: bool) -> None:
+    """Split a product of (tokens, inputs) with (outputs, inputs) by its inputs over `columns` ranks.
+
+    Args:
+        product: the `MatMul`.
+        rows: ranks that share the tokens.
+        columns: ranks that share the inputs and add up their results.
+        scatter: whether each of them keeps its part of the tokens; otherwise each keeps the whole sum.
+    """
+    strategy = ((rows, columns), (1, columns))
+    if scatter:
+        product.shard(strategy, ((rows * columns, 1),))
+    else:
+        product.shard(strategy)
+
+
 class FirstToken(nn.Cell):
     """From (b, s, hidden) to the (b, hidden) states of the first token."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from tools.examples import gpt
-from tools.examples.common import Activation, shard_causal_mask
+from tools.examples.common import Activation, shard_causal_mask, shard_row_product
 
 
 def factory(
@@ -27,7 +27,7 @@ def factory(
         size: as in `tools.examples.gpt.factory`.
         data_parallel: ranks that share a batch.
         tensor_parallel: ranks that share each layer; divides heads, `ffn` and `vocab`.
-        sequence_parallel: whether they share the tokens between layers too (arXiv 2205.05198); divides `sequence` then.
+        sequence_parallel: as in `tools.examples.llama_sharded.factory`.
         **overrides: as in `tools.examples.gpt.factory`.
 
     Returns:
@@ -41,23 +41,21 @@ def factory(
         raise ValueError("alibi=True has no strategies; use tools.examples.gpt, or alibi=False")
     rows, columns = data_parallel, tensor_parallel
     whole = (rows, 1, 1)
+    between = (rows, columns if sequence_parallel else 1, 1)
     network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, 1)))
     network.position.cast.shard(((1,),))
     network.position.gather.shard(((1, 1), (1,)))
     network.position.add.shard((whole, (1, 1)))
-    between = (rows, columns, 1) if sequence_parallel else whole
-    network.embedding_dropout.dropout.shard((whole,))
-    network.norm.layer_norm.shard((whole, (1,), (1,)))
+    for dropout in (network.embedding_dropout, *(d for b in network.blocks for d in _dropouts(b))):
+        dropout.dropout.shard((between,))
+    for norm in (network.norm, *(n for b in network.blocks for n in (b.attention_norm, b.feed_forward_norm))):
+        norm.layer_norm.shard((between, (1,), (1,)))
     for block in network.blocks:
-        for dropout in (block.attention_dropout, block.feed_forward_dropout):
-            dropout.dropout.shard((between,))
-        for norm in (block.attention_norm, block.feed_forward_norm):
-            norm.layer_norm.shard((between, (1,), (1,)))
-        _shard_attention(block.attention, rows, columns)
+        _shard_attention(block.attention, rows, columns, sequence_parallel)
         feed_forward = block.feed_forward
         _shard_columns(feed_forward.up, rows, columns)
         feed_forward.activation = Activation(ops.GeLU(), ((rows, 1, columns),))
-        _shard_rows(feed_forward.down, rows, columns)
+        _shard_rows(feed_forward.down, rows, columns, sequence_parallel)
         for add in (block.add_attention, block.add_feed_forward):
             add.shard((between, between))
     network.head.matmul.shard(((rows, 1), (columns, 1)))
@@ -69,12 +67,12 @@ def _shard_columns(dense: nn.Dense, rows: int, columns: int) -> None:
     dense.bias_add.shard(((rows, columns), (columns,)))
 
 
-def _shard_rows(dense: nn.Dense, rows: int, columns: int) -> None:
-    dense.matmul.shard(((rows, columns), (1, columns)))
-    dense.bias_add.shard(((rows, 1), (1,)))
+def _shard_rows(dense: nn.Dense, rows: int, columns: int, sequence_parallel: bool) -> None:
+    shard_row_product(dense.matmul, rows, columns, sequence_parallel)
+    dense.bias_add.shard(((rows * columns if sequence_parallel else rows, 1), (1,)))
 
 
-def _shard_attention(attention: gpt.Attention, rows: int, columns: int) -> None:
+def _shard_attention(attention: gpt.Attention, rows: int, columns: int, sequence_parallel: bool) -> None:
     heads = (rows, columns, 1, 1)
     _shard_columns(attention.qkv_proj, rows, columns)
     attention.transpose.shard(((rows, 1, columns, 1),))
@@ -88,4 +86,4 @@ def _shard_attention(attention: gpt.Attention, rows: int, columns: int) -> None:
     core.weights_dropout.dropout.shard((heads,))
     core.weigh.shard((heads, heads))
     attention.merge.transpose.shard((heads,))
-    _shard_rows(attention.o_proj, rows, columns)
+    _shard_rows(attention.o_proj, rows, columns, sequence_parallel)

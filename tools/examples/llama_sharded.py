@@ -13,11 +13,15 @@ from mindspore import Tensor
 from mindspore.ops.auto_generate import SiLU
 
 from tools.examples import llama
-from tools.examples.common import Activation, LanguageModelHead, SplitHeads, shard_causal_mask
+from tools.examples.common import Activation, LanguageModelHead, SplitHeads, shard_causal_mask, shard_row_product
 
 
 def factory(
-    size: str = "tiny", data_parallel: int = 1, tensor_parallel: int = 1, **overrides: Any
+    size: str = "tiny",
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    **overrides: Any,
 ) -> tuple[llama.Llama, tuple[Tensor, Tensor]]:
     """Build the network with strategies for `data_parallel` x `tensor_parallel` ranks a stage.
 
@@ -25,6 +29,8 @@ def factory(
         size: as in `tools.examples.llama.factory`.
         data_parallel: ranks that share a batch.
         tensor_parallel: ranks that share each layer; divides heads, key/value heads, and `ffn`.
+        sequence_parallel: whether these ranks share the tokens of each sample between the products (norms, residual
+            sums), as Korthikanti et al. (arXiv 2205.05198) do; the sums behind products then leave each its tokens.
         **overrides: as in `tools.examples.llama.factory`.
 
     Returns:
@@ -32,35 +38,35 @@ def factory(
     """
     network, inputs = llama.factory(size, **overrides)
     rows, columns = data_parallel, tensor_parallel
+    between = (rows, columns if sequence_parallel else 1, 1)
     for block in network.blocks:
         attention, feed_forward = block.attention, block.feed_forward
         for norm in (block.attention_norm, block.feed_forward_norm):
-            _shard_norm(norm, rows)
+            _shard_norm(norm, between)
         for dense in (attention.q_proj, attention.k_proj, attention.v_proj, feed_forward.gate, feed_forward.up):
             dense.matmul.shard(((rows, 1), (columns, 1)))
         for dense in (attention.o_proj, feed_forward.down):
-            dense.matmul.shard(((rows, columns), (1, columns)))
+            shard_row_product(dense.matmul, rows, columns, sequence_parallel)
         for split in (attention.split_query, attention.split_key, attention.split_value):
             _shard_split(split, rows, columns)
         _shard_attention(attention, rows, columns)
         feed_forward.activation = Activation(SiLU(), ((rows, 1, columns),))
         feed_forward.multiply.shard(((rows, 1, columns), (rows, 1, columns)))
         for add in (block.add_attention, block.add_feed_forward):
-            add.shard(((rows, 1, 1), (rows, 1, 1)))
-    _shard_norm(network.norm, rows)
+            add.shard((between, between))
+    _shard_norm(network.norm, between)
     network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, 1)))
     _shard_head(network.head, rows, columns)
     return network, inputs
 
 
-def _shard_norm(norm: llama.RMSNorm, rows: int) -> None:
-    whole = (rows, 1, 1)
+def _shard_norm(norm: llama.RMSNorm, states: tuple[int, int, int]) -> None:
     for unary in (norm.square, norm.mean, norm.cast):
-        unary.shard((whole,))
-    norm.rsqrt.shard((whole,))
-    norm.add.shard((whole, ()))
-    norm.normalise.shard((whole, whole))
-    norm.scale.shard((whole, (1,)))
+        unary.shard((states,))
+    norm.rsqrt.shard((states,))
+    norm.add.shard((states, ()))
+    norm.normalise.shard((states, states))
+    norm.scale.shard((states, (1,)))
 
 
 def _shard_split(split: SplitHeads, rows: int, columns: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mindspore_bmpipe.costs.derivatives import (
     arithmetic,
     attention,
+    communication,
     convolution,
     elementwise,
     indexing,
@@ -22,7 +23,8 @@ from mindspore_bmpipe.costs.derivatives import (
 from mindspore_bmpipe.costs.derivatives.base import BACKWARD_SCOPE, Contribution, Rule, Site, Tape
 
 FAMILIES = (
-    arithmetic, attention, convolution, elementwise, indexing, loss, matmul, movement, normalisation, reduction,
+    arithmetic, attention, communication, convolution, elementwise, indexing, loss, matmul, movement, normalisation,
+    reduction,
 )  # fmt: skip
 """Modules that hold rules."""
 
