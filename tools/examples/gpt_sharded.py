@@ -62,6 +62,10 @@ def factory(
     return network, inputs
 
 
+def _dropouts(block: gpt.Block) -> tuple[nn.Dropout, nn.Dropout]:
+    return block.attention_dropout, block.feed_forward_dropout
+
+
 def _shard_columns(dense: nn.Dense, rows: int, columns: int) -> None:
     dense.matmul.shard(((rows, 1), (columns, 1)))
     dense.bias_add.shard(((rows, columns), (columns,)))
