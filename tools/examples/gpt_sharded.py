@@ -27,7 +27,8 @@ def factory(
         size: as in `tools.examples.gpt.factory`.
         data_parallel: ranks that share a batch.
         tensor_parallel: ranks that share each layer; divides heads, `ffn` and `vocab`.
-        sequence_parallel: whether they share the tokens between layers too (arXiv 2205.05198); divides `sequence` then.
+        sequence_parallel: whether they share the tokens too where they do not share the products (arXiv 2205.05198),
+            from the norm of each layer to its first addition, and from there to the dropout; divides `sequence` then.
         **overrides: as in `tools.examples.gpt.factory`.
 
     Returns:
@@ -58,8 +59,9 @@ def factory(
         _shard_columns(feed_forward.up, rows, columns)
         feed_forward.activation = Activation(ops.GeLU(), ((rows, 1, columns),))
         _shard_rows(feed_forward.down, rows, columns)
-        for add in (block.add_attention, block.add_feed_forward):
-            add.shard((between, between))
+        block.add_attention.shard((between, between))
+        # Layers hand on all tokens, so that each can be compiled alone.
+        block.add_feed_forward.shard((whole, whole))
     network.head.matmul.shard(((rows, 1), (columns, 1)))
     return network, inputs
 
