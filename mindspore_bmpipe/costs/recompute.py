@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mindspore_bmpipe.costs.polynomial import undominated
 from mindspore_bmpipe.costs.unit_model import ModelOperation, UnitModel, indices_of, relative_cell
+from mindspore_bmpipe.graph.cell_graph import EXCHANGES, SHARES
 
 COMMUNICATION = ":communication"
 """Ends a place that means what the compiler inserted in a cell to exchange shares of tensors between ranks."""
@@ -24,11 +25,6 @@ COMMUNICATION = ":communication"
 Places = tuple[str, ...]
 """What is recomputed, relative to the unit: cells (``0.attention``), none inside another; primitives
 (``0.attention.softmax``); communication of cells (``0.attention.q_proj:communication``)."""
-
-_EXCHANGES = frozenset({"AllGather", "AlltoAll"})
-"""Collectives that hand on shares as they are. Those that add up are parts of an operation, and run again with it."""
-_SHARES = frozenset({"Split", "Concat", "StridedSlice", "Slice"})
-"""Operations that the compiler inserts beside them."""
 
 
 @dataclass(frozen=True)
@@ -160,14 +156,14 @@ class RecomputeModel:
         inserted = [
             number
             for number, operation in enumerate(self._forward)
-            if operation.cell and not operation.held_as and operation.primitive in _EXCHANGES | _SHARES
+            if operation.cell and not operation.held_as and operation.primitive in EXCHANGES | SHARES
         ]
         for cell in dict.fromkeys(self._forward[number].cell for number in inserted):
             groups = self._joined([number for number in inserted if self._forward[number].cell == cell])
             exchanging = [
                 number
                 for group in groups
-                if any(self._forward[number].primitive in _EXCHANGES for number in group)
+                if any(self._forward[number].primitive in EXCHANGES for number in group)
                 for number in group
             ]
             if exchanging:

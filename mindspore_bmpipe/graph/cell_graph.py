@@ -166,6 +166,20 @@ def primitive_path(operation: Operation) -> str:
     return ".".join(parts)
 
 
+EXCHANGES = frozenset({"AllGather", "AlltoAll"})
+"""Collectives that hand on shares of a tensor as they are; those that add up are parts of an operation."""
+SHARES = frozenset({"Split", "Concat", "StridedSlice", "Slice"})
+"""Operations that the compiler inserts beside them to cut and join shares."""
+
+
+def is_inserted_exchange(operation: Operation) -> bool:
+    """Whether the compiler inserted an operation to exchange, cut or join shares of a tensor between ranks.
+
+    A functional form of a network's own looks the same, and is taken for one.
+    """
+    return operation.primitive in EXCHANGES | SHARES and not primitive_path(operation)
+
+
 def constant_value(argument: Argument) -> Any:
     """Python value of a constant argument; ``None`` for anything else."""
     if isinstance(argument, Constant):

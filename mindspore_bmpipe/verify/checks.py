@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mindspore_bmpipe.graph.cell_graph import EXCHANGES
 from mindspore_bmpipe.schedule import make_schedule, registered
 from mindspore_bmpipe.schedule.actions import Action
 from mindspore_bmpipe.verify.expected import Expected, Place
@@ -61,6 +62,7 @@ def check_stage(expected: Expected, stage: int, rank: RankGraph, ranks: int) -> 
         known[chunk] = matched
         findings.extend(_placement(expected, place, matched))
         findings.extend(_recompute(expected, place, matched))
+        findings.extend(_exchanges(expected, place, matched))
         findings.extend(_weights(expected, place, matched))
         operations += len(matched.forward)
         repeated += len(matched.backward.recomputed)
@@ -159,6 +161,20 @@ def _recompute(expected: Expected, place: Place, matched: MatchedChunk) -> Itera
         yield Finding(
             stage, "recompute", cell, f"{len(items)} operations run again that the plan keeps: {_shorten(kinds)}",
             tuple(item.node.scope for item in items[:_SHOWN_NODES]),
+        )  # fmt: skip
+
+
+def _exchanges(expected: Expected, place: Place, matched: MatchedChunk) -> Iterable[Finding]:
+    """As many exchanges between ranks run again as the plan says; what each is of, their places cannot tell."""
+    operations = expected.costs.graph.operations
+    units = expected.units_at(place)
+    planned = [op for unit in units for op in expected.repeated[unit] if operations[op].primitive in EXCHANGES]
+    found = matched.backward.exchanges
+    if expected.costs.graph.sharding is not None and len(found) != len(planned):
+        yield Finding(
+            place[0], "recompute", _cells(expected, planned) if planned else "",
+            f"{len(found)} exchanges of shares between ranks run again, {len(planned)} in the plan",
+            tuple(node.scope for node in found[:_SHOWN_NODES]),
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, TensorRef
+from mindspore_bmpipe.graph.cell_graph import EXCHANGES, CellGraph, Phase, TensorRef, is_inserted_exchange
 from mindspore_bmpipe.graph.mindir import Function, Module, Node, TensorType
 from mindspore_bmpipe.schedule.actions import FORWARD
 from mindspore_bmpipe.verify.rank_graph import RankGraph, closure_functions
@@ -75,6 +75,8 @@ class MatchedBackward:
     """Those that repeat forward operations."""
     accumulated: frozenset[str]
     """Weights whose gradients it adds up."""
+    exchanges: tuple[Node, ...]
+    """Exchanges of shares between ranks that run again."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,11 @@ def identities_of(graph: CellGraph) -> Identities:
         if operation.primitive in TRANSPARENT and values:
             for output in operation.outputs:
                 of_tensor[output] = values[0]
+            continue
+        if graph.sharding is not None and is_inserted_exchange(operation):
+            # Shares of one value are one value; a whole compile exchanges them in other places than a cell alone.
+            for output in operation.outputs:
+                of_tensor[output] = _first(values, _intern(interned, _CONSTANT))
             continue
         identity = _intern(interned, (operation.primitive, *_significant(values, interned)))
         of_operation[index] = identity
@@ -269,6 +276,7 @@ class _Chunk:
         self.results: Any = None
         self.forward: list[ChunkOperation] = []
         self._backward: list[ChunkOperation] = []
+        self._exchanges: list[Node] = []
         self._shares: set[tuple[str, str]] = set()
 
     def missed(self) -> int:
@@ -306,7 +314,7 @@ class _Chunk:
                 values[name] = self._values.get(bound[position], _intern(interned, _CONSTANT))
             else:
                 values[name] = _intern(interned, ("gradient", position - len(bound)))
-        self._backward = []
+        self._backward, self._exchanges = [], []
         accumulated: set[str] = set()
         for node in function.nodes:
             self._node(function, node, values, True)
@@ -318,6 +326,7 @@ class _Chunk:
             operations=tuple(item.node for item in self._backward),
             recomputed=tuple(item for item in self._backward if is_repeated(item.node)),
             accumulated=frozenset(accumulated),
+            exchanges=tuple(self._exchanges),
         )
 
     def _node(self, function: Function, node: Node, values: dict[str, Any], is_backward: bool) -> None:
@@ -339,6 +348,8 @@ class _Chunk:
             if self._sharded and not matches and node.operation in COLLECTIVES | RESHARDING:
                 values[node.output] = _first(arguments, constant)
                 self._shares.add((function.name, node.output))
+                if is_backward and is_repeated(node) and node.operation in EXCHANGES:
+                    self._exchanges.append(node)
                 return
             (self._backward if is_backward else self.forward).append(ChunkOperation(node, matches, is_backward))
 

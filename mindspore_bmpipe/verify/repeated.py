@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from mindspore_bmpipe.costs.graph_index import GraphIndex
 from mindspore_bmpipe.costs.rules import VIEWS
-from mindspore_bmpipe.graph.cell_graph import Operation, Phase, primitive_path, read_tensors
+from mindspore_bmpipe.graph.cell_graph import Phase, is_inserted_exchange, primitive_path, read_tensors
 from mindspore_bmpipe.plan import UnitPlan
-from mindspore_bmpipe.verify.matching import COLLECTIVES, RESHARDING
 
 
 def repeated_operations(index: GraphIndex, unit: int, planned: UnitPlan) -> frozenset[int]:
@@ -28,7 +27,9 @@ def repeated_operations(index: GraphIndex, unit: int, planned: UnitPlan) -> froz
         outer = next((cell for cell in upwards(operation.cell) if cell in cells), None)
         if outer is not None:
             around[number] = outer
-        if primitive_path(operation) in primitives or _is_exchange(operation, planned.recompute_communication):
+        if primitive_path(operation) in primitives or (
+            operation.cell in planned.recompute_communication and is_inserted_exchange(operation)
+        ):
             alone.add(number)
     leaving: set[int] = set()
     wanted: set[int] = set()
@@ -50,12 +51,6 @@ def repeated_operations(index: GraphIndex, unit: int, planned: UnitPlan) -> froz
             again.add(number)
             wanted |= {index.storage[tensor] for tensor in read_tensors(operation)}
     return frozenset(again)
-
-
-def _is_exchange(operation: Operation, cells: Collection[str]) -> bool:
-    """Whether the compiler inserted an operation in one of the cells to exchange shares, or may have done so."""
-    inserted = operation.primitive in COLLECTIVES | RESHARDING and not primitive_path(operation)
-    return inserted and operation.cell in cells
 
 
 def upwards(cell: str) -> Iterator[str]:
