@@ -48,8 +48,10 @@ class RunFrontiers:
 
     def of(self, run_index: int, units: int, allowed: tuple[int, ...]) -> Frontier:
         """Frontier of some units of a run with the allowed options."""
-        options = self._problem.runs[run_index].options
         ladder = self._ladders.setdefault((run_index, allowed), [])
+        if len(ladder) > units:
+            return ladder[units]
+        options = self._problem.runs[run_index].options
         if not ladder:
             ladder.append(Frontier(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(options)), np.int32)))
         steps = np.zeros((len(allowed), len(options)), dtype=np.int32)
@@ -139,6 +141,15 @@ class CapTable:
         return result + (units @ self.base_extra)[:, None]
 
 
+def relaxed_extra(table: CapTable, segments: Segments, budget: int) -> float:
+    """Least extra time of a group by the relaxation, infinite if no choice is within the budget."""
+    order = np.array([index for index, _ in segments])
+    relaxation = _Suffix(table, segments)
+    if table.without_option[order].any() or relaxation.least_saved > budget:
+        return float("inf")
+    return float(relaxation.bound(np.array([budget]))[0])
+
+
 def cheapest_choice(
     table: CapTable, frontiers: RunFrontiers, segments: Segments, budget: int, below: float
 ) -> tuple[float, int, tuple[tuple[int, ...], ...]] | None:
@@ -193,14 +204,15 @@ class _Suffix:
     """The relaxation of the last runs of a group, as a function of the budget left for them."""
 
     def __init__(self, table: CapTable, segments: Segments) -> None:
-        units = dict(segments)
-        runs = np.array(list(units), dtype=np.intp)
-        amounts = np.array(list(units.values()), dtype=np.int64)
+        runs = np.array([index for index, _ in segments], dtype=np.intp)
+        amounts = np.array([units for _, units in segments], dtype=np.int64)
         self.least_saved = int(amounts @ table.least_saved[runs])
         self._base_saved = int(amounts @ table.base_saved[runs])
         self._base_extra = float(amounts @ table.base_extra[runs])
-        mine = np.flatnonzero(np.isin(table.step_run, runs))
-        self._units = np.array([units[int(index)] for index in table.step_run[mine]], dtype=np.int64)
+        units_of_run = np.zeros(len(table.allowed), dtype=np.int64)
+        units_of_run[runs] = amounts
+        mine = np.flatnonzero(units_of_run[table.step_run])
+        self._units = units_of_run[table.step_run[mine]]
         self._bytes, self._slope = table.step_bytes[mine], table.step_slope[mine]
         self._bought = np.concatenate(([0], np.cumsum(self._units * self._bytes)))
         self._cost = np.concatenate(([0.0], np.cumsum(self._units * self._bytes * self._slope)))

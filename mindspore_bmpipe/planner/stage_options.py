@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mindspore_bmpipe.planner.knapsack import CapTable, RunFrontiers, cheapest_choice
+from mindspore_bmpipe.planner.knapsack import CapTable, RunFrontiers, cheapest_choice, relaxed_extra
 from mindspore_bmpipe.problem import Decision, Problem, schedule_of, stage_constants, update_peak
 from mindspore_bmpipe.schedule import in_flight_rows
 
@@ -65,6 +65,9 @@ class StageOptions:
         else:
             parts = np.array_split(np.arange(len(sizes)), _MAX_BOUND_CAPS)
             self._bound_caps = [CapTable(problem, sizes[int(part[-1])], sizes[int(part[0])]) for part in parts]
+        number_of = {size: number for number, size in enumerate(sizes)}
+        self._entries = [{number_of[option.working_set_bytes] for option in run.options} for run in problem.runs]
+        """Caps from which on a run has another option, by run."""
         self._frontiers = RunFrontiers(problem)
         self._choices: dict[tuple[int, tuple[tuple[int, int], ...]], StageChoice | None] = {}
         self._by_place: dict[tuple[int, int, int], StageChoice | None] = {}
@@ -147,18 +150,19 @@ class StageOptions:
         if updating > limit:
             return None
         best: tuple[float, int, tuple[tuple[int, ...], ...]] | None = None
-        known: list[tuple[int, ...]] | None = None
-        for table in self._caps:
-            allowed = [table.allowed[index] for index, _ in segments]
-            if allowed == known:
-                # The same options with more reserved cannot be better.
-                continue
-            known = allowed
+        best_number = -1
+        for bound, number in self._promising(segments, limit - static, in_flight):
+            if best is not None and bound > best[0] + _SAME_TIME * (1 + best[0]):
+                break
+            table = self._caps[number]
             budget = (limit - static - table.reserved) // in_flight
             found = cheapest_choice(table, self._frontiers, segments, budget, float("inf") if best is None else best[0])
-            # A larger cap must gain something: otherwise the smaller one already gives the lower peak.
-            if found is not None and (best is None or found[0] < best[0] - _SAME_TIME * (1 + best[0])):
-                best = (found[0], static + table.reserved + in_flight * found[1], found[2])
+            if found is None:
+                continue
+            same = _SAME_TIME * (1 + found[0])
+            # A larger cap must gain something: otherwise the smaller one gives the lower peak.
+            if best is None or found[0] < best[0] - same or (number < best_number and found[0] <= best[0] + same):
+                best, best_number = (found[0], static + table.reserved + in_flight * found[1], found[2]), number
         if best is None:
             return None
         forward = sum(units * problem.runs[index].forward_ms for index, units in segments)
@@ -166,6 +170,23 @@ class StageOptions:
         speed = problem.speeds[stage]
         peak = max(best[1], updating)
         return StageChoice(forward / speed, (backward + best[0]) / speed, best[0], peak, best[2])
+
+    def _promising(self, segments: tuple[tuple[int, int], ...], room: int, in_flight: int) -> list[tuple[float, int]]:
+        """Caps that allow other options than smaller ones do, with the least extra time they may give, least first.
+
+        Args:
+            segments: the group of units.
+            room: bytes left by what does not depend on options.
+            in_flight: micro-batches in flight.
+        """
+        numbers = sorted(set().union(*(self._entries[index] for index, _ in segments)))
+        if len(numbers) == 1 or len(segments) == 1:
+            return [(0.0, number) for number in numbers]
+        bounds = (
+            relaxed_extra(self._caps[number], segments, (room - self._caps[number].reserved) // in_flight)
+            for number in numbers
+        )
+        return sorted((bound, number) for bound, number in zip(bounds, numbers, strict=True) if bound < float("inf"))
 
     def decision(self, bounds: tuple[int, ...]) -> Decision:
         """The decision in which stage s holds units bounds[s] to bounds[s + 1] - 1; every stage must fit."""

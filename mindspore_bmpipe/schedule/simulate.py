@@ -126,10 +126,9 @@ def critical_paths(
     found: list[PathCounts] = []
     for first in range(0, durations.shape[1], block):
         ends = end_times(graph, durations[:, first : first + block], transfer_ms)
-        for plan in range(ends.shape[1]):
-            column = np.ascontiguousarray(ends[:, plan])
+        for of_plan in np.ascontiguousarray(ends.T):
             found.extend(
-                _counts(graph, _longest_path(graph, column, transfer_ms, prefer_stage))
+                _counts(graph, _longest_path(graph, of_plan, transfer_ms, prefer_stage))
                 for prefer_stage in (True, False)
             )
     return found

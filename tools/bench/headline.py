@@ -111,7 +111,7 @@ def measure(task: Task) -> dict[str, Any]:
         seconds["joint"] = time.perf_counter() - begin
     if task.seeds:
         begin = time.perf_counter()
-        wrong_limits = SolveLimits(time_limit_s=task.wrong_limit_s)
+        wrong_limits = SolveLimits(time_limit_s=task.wrong_limit_s, prove=False)
         # Errors of their own for every instance, the same in every run.
         first = zlib.crc32(result["instance"].encode())
         result["wrong"] = wrong_costs(problem, plans, range(first, first + task.seeds), wrong_limits)
@@ -161,9 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append(result)
             parts = ", ".join(f"{part} {seconds:.0f} s" for part, seconds in result["seconds"].items())
             print(f"{result['instance']}: {parts}", file=sys.stderr, flush=True)
+            if options.json:
+                print(json.dumps(result), flush=True)
     if options.json:
-        for result in results:
-            print(json.dumps(result))
         return 0
     settings = {
         "hardware": HARDWARE, "room": ROOM, "most_gib": MOST_GIB, "draws": DRAWS, "time_limit": options.time_limit,

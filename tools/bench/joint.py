@@ -11,7 +11,7 @@ import numpy as np
 from mindspore_bmpipe.comparison import REFERENCE, default_planners
 from mindspore_bmpipe.config import AUTO, Config
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.planner import Solution, SolveLimits, solve
+from mindspore_bmpipe.planner import Solution, SolveLimits, Status, solve
 from mindspore_bmpipe.planner.choices import Candidate, settled_configs, solve_all
 from mindspore_bmpipe.problem import Decision, Problem, stage_memory
 
@@ -76,7 +76,10 @@ def joint_choice(problem: Problem, own: Iterable[Decision], limits: SolveLimits,
     chosen = min(timed, key=lambda index: solutions[index].step_time_ms)  # type: ignore[union-attr,arg-type,return-value]
     same, best = _on_one_schedule(choices[chosen].problem, solutions[chosen], limits, starts)
     assert best.decision is not None
-    bounds = [found.bound_ms or 0.0 for found in solutions if found is not None and found.needed_bytes is None]
+    # A schedule on which nothing was proved may hold any plan.
+    bounds = [
+        found.bound_ms or 0.0 for found in solutions if found is not None and found.status is not Status.INFEASIBLE
+    ]
     found: dict[str, Any] = {
         "choices": {
             choice.label: None if solution is None else solution.step_time_ms

@@ -88,7 +88,11 @@ def _added(results: Sequence[Result]) -> str:
             }
             best = min(times, key=lambda name: times[name]) if times else None
             row.append("none" if best is None or own is None else f"{own / times[best]:.3f} (x {best.split(' x ')[1]})")
-        row += [joint["schedule"], _text(added(result)), _text(own / joint["bound_ms"] if own else None)]
+        row += [
+            joint["schedule"],
+            _text(added(result)),
+            _text(own / joint["bound_ms"] if own and joint["bound_ms"] else None),
+        ]
         rows.append(row)
     gains = [gain for result in results if (gain := added(result)) is not None]
     summary = f"\nGeometric mean of what the joint choice adds: {geometric_mean(gains):.3f}.\n"
