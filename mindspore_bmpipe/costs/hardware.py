@@ -84,9 +84,7 @@ class Hardware:
         found = []
         for stage in range(stages):
             starts = stage * ranks_per_stage, (stage + 1) % stages * ranks_per_stage
-            used = {
-                classes.index(self.link_of(start + rank for start in starts)) for rank in range(ranks_per_stage)
-            }
+            used = {classes.index(self.link_of(start + rank for start in starts)) for rank in range(ranks_per_stage)}
             link = classes[max(used)]
             assert link is not None
             found.append(link)

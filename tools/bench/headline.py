@@ -36,6 +36,7 @@ from mindspore_bmpipe.problem import (
     virtual_stage_weights,
 )
 from mindspore_bmpipe.report.comparison import recomputed_share
+from mindspore_bmpipe.transfers import decision_transfers
 from tools.bench.models import LAYOUTS, problem_of
 from tools.bench.results_page import render
 
@@ -73,7 +74,10 @@ def noisy_ms(problem: Problem, decision: Decision, seed: int) -> np.ndarray:
     forward, backward = virtual_stage_times(problem, decision)
     weight = virtual_stage_weights(problem, decision)
     noisy_weight = None if weight is None else np.array(weight) * factors[1]
-    return simulated_ms(problem, np.array(forward) * factors[0], np.array(backward) * factors[1], noisy_weight)
+    transfers = decision_transfers(problem, decision.counts)
+    return simulated_ms(
+        problem, np.array(forward) * factors[0], np.array(backward) * factors[1], noisy_weight, transfers
+    )
 
 
 def overflows(problem: Problem, decision: Decision, seed: int) -> float:
