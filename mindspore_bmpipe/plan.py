@@ -157,8 +157,9 @@ class Plan:
     """One entry per stage."""
     units: tuple[UnitPlan, ...]
     """One entry per unit, in network order."""
-    transfer_ms: float
-    """One transfer between neighbouring stages."""
+    transfer_ms: tuple[float, ...]
+    """One transfer between each virtual stage and the next, in either direction; without meaning where both are on one
+    stage."""
     loads: tuple[StageLoad, ...]
     """One entry per stage."""
     notes: tuple[str, ...]

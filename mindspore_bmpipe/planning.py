@@ -32,6 +32,7 @@ from mindspore_bmpipe.problem import (
 )
 from mindspore_bmpipe.problem_config import problem_from_config
 from mindspore_bmpipe.subjects import Subject
+from mindspore_bmpipe.transfers import decision_transfers, with_cuts
 
 TIME_TOLERANCE = 1e-3
 """Relative difference above which a plan's recorded step time no longer fits its source."""
@@ -46,7 +47,7 @@ def pose(subject: Subject) -> Problem:
     problem = problem_from_config(
         subject.runs, subject.config, subject.stage_constant_bytes, subject.transfer_ms, subject.shared_saved_bytes
     )
-    return with_compiler_rules(problem, subject)
+    return with_compiler_rules(with_cuts(problem, subject.cut_bytes, subject.stage_links), subject)
 
 
 def solve_subject(
@@ -182,7 +183,7 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
         bubble=BubblePlan(bubble.total, bubble.preparation, bubble.imbalance, bubble.recompute, bubble.communication),
         stages=stages,
         units=tuple(units),
-        transfer_ms=problem.transfer_ms,
+        transfer_ms=tuple(decision_transfers(problem, solution.decision.counts).tolist()),
         loads=_loads(problem, solution.decision),
         notes=subject.notes,
     )

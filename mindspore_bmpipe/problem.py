@@ -28,6 +28,7 @@ import numpy.typing as npt
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.problem_data import Option, Pin, Problem, Run, schedule_of
 from mindspore_bmpipe.schedule import in_flight_rows, splits_backward, step_times
+from mindspore_bmpipe.transfers import decision_transfers, least_transfers
 
 __all__ = [
     "Bubble",
@@ -187,18 +188,19 @@ def simulated_ms(
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
     weight_ms: npt.ArrayLike | None,
-    transfer_ms: float | None = None,
+    transfer_ms: npt.ArrayLike | None = None,
 ) -> npt.NDArray[np.float64]:
     """Step time of plans with these times of their virtual stages, shape (plans, K) or (K,).
 
     Args:
-        problem: gives the schedule and the transfer time.
+        problem: gives the schedule and the transfer times.
         forward_ms: forward times.
         backward_ms: whole backward times.
         weight_ms: weight gradients in them, or `None` if the schedule never splits backwards.
-        transfer_ms: another transfer time than the problem's.
+        transfer_ms: transfer times, shape (K - 1,) or (plans, K - 1); by default the least there can be, which makes
+            the result a lower bound unless all cuts take the same.
     """
-    transfer = problem.transfer_ms if transfer_ms is None else transfer_ms
+    transfer = least_transfers(problem) if transfer_ms is None else transfer_ms
     backward = np.asarray(backward_ms, dtype=np.float64)
     if weight_ms is not None:
         backward = np.maximum(backward - np.asarray(weight_ms, dtype=np.float64), 0.0)
@@ -294,8 +296,9 @@ def evaluate(problem: Problem, decision: Decision) -> Evaluation:
     schedule = schedule_of(problem)
     forward, backward = virtual_stage_times(problem, decision)
     weight = virtual_stage_weights(problem, decision)
-    step_time = float(simulated_ms(problem, forward, backward, weight)[0])
-    free = float(simulated_ms(problem, forward, backward, weight, 0.0)[0]) if problem.transfer_ms else step_time
+    transfers = decision_transfers(problem, decision.counts)
+    step_time = float(simulated_ms(problem, forward, backward, weight, transfers)[0])
+    free = float(simulated_ms(problem, forward, backward, weight, 0.0)[0]) if transfers.any() else step_time
     ideal = problem.ideal_ms
     total = step_time / ideal - 1
     preparation = (problem.stages - 1) / (problem.chunks * problem.micro_batches)

@@ -90,11 +90,15 @@ class Problem:
     """Bytes every stage keeps once per micro-batch in flight whatever is placed on it, at least 0: what many units
     read, such as a mask."""
     transfer_ms: float = 0.0
-    """Time of one transfer between virtual stages on different stages, at least 0."""
+    """Time of one transfer between virtual stages on different stages, at least 0; unused if `cut_transfers_ms` is not
+    empty."""
     forbidden_cuts: frozenset[int] = frozenset()
     """Each entry u keeps units u and u + 1 in one virtual stage; 0 to units - 2."""
     pins: tuple[Pin, ...] = ()
     """Units tied to stages."""
+    cut_transfers_ms: tuple[tuple[float, ...], ...] = ()
+    """Time of one transfer between virtual stages k and k + 1 if they are cut after unit u, entry [k][u], each at least
+    0; empty for `transfer_ms` everywhere. What is sent depends on the cut, how fast on where the stages are."""
     stage_speeds: tuple[float, ...] = ()
     """Speed of each stage's device, above 0: what runs there takes the time of its units over this. Empty for all 1."""
 
@@ -147,6 +151,7 @@ def _validate(problem: Problem) -> None:
     _require_integer("stage_constant_bytes", problem.stage_constant_bytes, 0)
     _require_integer("shared_saved_bytes", problem.shared_saved_bytes, 0)
     _require_time("transfer_ms", problem.transfer_ms)
+    _validate_cut_transfers(problem)
     if problem.virtual_stages > problem.units:
         raise InputError(
             f"stages: {problem.stages} stages of {problem.chunks} chunk(s) need at least {problem.virtual_stages} "
@@ -192,6 +197,21 @@ def _validate(problem: Problem) -> None:
             )
         if not 0 <= pin.stage < problem.stages:
             raise InputError(f"pins[{index}]: there is no stage {pin.stage}; give 0 to {problem.stages - 1}")
+
+
+def _validate_cut_transfers(problem: Problem) -> None:
+    table = problem.cut_transfers_ms
+    if not table:
+        return
+    rows, columns = problem.virtual_stages - 1, problem.units - 1
+    if len(table) != rows or any(len(row) != columns for row in table):
+        raise InputError(
+            f"cut_transfers_ms: give {rows} rows, one for each virtual stage but the last, of {columns} times, one for "
+            "each unit but the last; or leave it empty"
+        )
+    for k, row in enumerate(table):
+        for unit, time in enumerate(row):
+            _require_time(f"cut_transfers_ms[{k}][{unit}]", time)
 
 
 def _validate_run(where: str, run: Run) -> None:

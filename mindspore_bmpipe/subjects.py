@@ -80,13 +80,17 @@ class Subject:
     shared_saved_bytes: int
     """Bytes every stage keeps once per micro-batch in flight."""
     transfer_ms: float
-    """Time of one transfer between stages."""
+    """Time of one transfer between stages, the longest where cuts differ."""
     config: Config
     """Settings, with everything resolved that the costs were evaluated for."""
     notes: tuple[str, ...]
     """What a reader should know."""
     shared_weights: tuple[SharedWeight, ...] = ()
     """Weights that several units read."""
+    cut_bytes: tuple[int, ...] = ()
+    """For every cut after a unit, the bytes that one rank sends; empty where all transfers take the same."""
+    stage_links: tuple[Link, ...] = ()
+    """Slowest link from each stage to the next one, and from the last to the first."""
     alternatives: tuple[Subject, ...] = ()
     """The same with other micro-batch sizes and numbers, where the planner may choose."""
 
@@ -129,6 +133,8 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
         stage_constant_bytes=0,
         shared_saved_bytes=evaluated.shared_saved_bytes,
         transfer_ms=evaluated.transfer_ms,
+        cut_bytes=evaluated.cut_bytes,
+        stage_links=evaluated.stage_links,
         config=settled.config,
         notes=evaluated.notes,
         shared_weights=_shared_weights(costs),
@@ -158,7 +164,8 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     resolved, hardware, notes = resolve_config(costs.graph, config)
     sizes = input_sizes(costs.graph, resolved)
     static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
-    evaluated = evaluate_costs(costs, hardware, sizes, static, stage_link(hardware, resolved))
+    links = hardware.stage_links(resolved.stages or 1, (resolved.data_parallel or 1) * (resolved.tensor_parallel or 1))
+    evaluated = evaluate_costs(costs, hardware, sizes, static, links)
     return Settled(resolved, hardware, sizes, replace(evaluated, notes=(*evaluated.notes, *notes)))
 
 
@@ -332,12 +339,6 @@ def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
         recompute_primitives={option.name: option.primitives for option in unit.options},
         recompute_communication={option.name: option.communication for option in unit.options},
     )
-
-
-def stage_link(hardware: Hardware, config: Config) -> Link:
-    """Stages talk inside a node only when all of them fit in one."""
-    devices = (config.stages or 1) * (config.data_parallel or 1) * (config.tensor_parallel or 1)
-    return hardware.intra_node if devices <= hardware.devices_per_node else hardware.inter_node
 
 
 def _fixed_size(graph: CellGraph, name: str) -> int | None:

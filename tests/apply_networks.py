@@ -101,7 +101,7 @@ def make_plan(
         bubble=BubblePlan(0.0, 0.0, 0.0, 0.0, 0.0),
         stages=tuple(StagePlan(stage, 1, 1, 2, ()) for stage in range(max(stages) + 1)),
         units=tuple(units),
-        transfer_ms=0.0,
+        transfer_ms=(),
         loads=tuple(StageLoad((), (), 0, 0) for _ in range(max(stages) + 1)),
         notes=(),
     )

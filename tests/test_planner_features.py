@@ -62,6 +62,13 @@ def transfers(rng: random.Random, problem: Problem) -> Problem:
     return replace(problem, transfer_ms=rng.uniform(0.5, 4.0))
 
 
+def cut_transfers(rng: random.Random, problem: Problem) -> Problem:
+    """What is sent differs from cut to cut, and how fast from stage to stage."""
+    sent = [rng.choice([0.1, 1.0, 6.0]) for _ in range(problem.units - 1)]
+    table = tuple(tuple(rng.choice([0.5, 1.5]) * size for size in sent) for _ in range(problem.virtual_stages - 1))
+    return replace(problem, cut_transfers_ms=table)
+
+
 def frozen_units(rng: random.Random, problem: Problem) -> Problem:
     return replace(problem, runs=(replace(problem.runs[0], trainable=False), problem.runs[1]))
 
@@ -81,8 +88,8 @@ def working_sets(rng: random.Random, problem: Problem) -> Problem:
 
 
 FEATURES = (
-    unequal_limits, unequal_speeds, pinned, forbidden_cuts, tied_ends, transfers, frozen_units, shared_inputs,
-    working_sets,
+    unequal_limits, unequal_speeds, pinned, forbidden_cuts, tied_ends, transfers, cut_transfers,
+    frozen_units, shared_inputs, working_sets,
 )  # fmt: skip
 
 
@@ -104,5 +111,6 @@ def test_every_feature_against_the_oracle(feature: Callable[[random.Random, Prob
         changed += before is None or abs(before - oracle.step_time_ms) > 1e-6 * before
         assert solution.step_time_ms == pytest.approx(oracle.step_time_ms, rel=1e-7)
         assert check(problem, solution.decision) == ()
+        assert solution.bound_ms is not None and solution.bound_ms <= oracle.step_time_ms * (1 + 1e-9)
     assert changed
     assert planned

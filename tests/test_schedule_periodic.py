@@ -26,7 +26,7 @@ from mindspore_bmpipe.schedule.periodic import find_period
 
 SIZES = ((2, 1, 40), (5, 1, 131), (8, 1, 96), (4, 2, 64), (4, 3, 66), (3, 2, 61), (8, 2, 128))
 
-Times = tuple[list[float], list[float], float, list[float] | None]
+Times = tuple[list[float], list[float], float | list[float], list[float] | None]
 
 
 def schedules() -> list[Schedule]:
@@ -51,7 +51,7 @@ def random_times(rng: random.Random, schedule: Schedule) -> Times:
         for _ in range(size)
     ]
     backward = [2 * time + (rng.choice((0.0, 0.1)) if style != "equal" else 0.0) for time in forward]
-    transfer = rng.choice((0.0, 0.05, 0.7))
+    transfer = rng.choice((0.0, 0.05, 0.7, [rng.random() for _ in range(size - 1)]))
     if not splits_backward(schedule):
         return forward, backward, transfer, None
     return forward, [time / 2 for time in backward], transfer, [time / 2 for time in backward]
@@ -80,7 +80,8 @@ def test_the_extended_time_is_that_of_the_event_simulation(kind: str) -> None:
     rng = random.Random(kind)
     for _ in range(4):
         forward, backward, transfer, weight = random_times(rng, schedule)
-        expected = event_simulation(schedule, forward, backward, weight or [0.0] * len(forward), transfer)
+        transfers = list(np.broadcast_to(transfer, (len(forward) - 1,)))
+        expected = event_simulation(schedule, forward, backward, weight or [0.0] * len(forward), transfers)
         longest = max(end for _, end in expected.values())
         assert step_times(schedule, forward, backward, transfer, weight)[0] == pytest.approx(longest, rel=2e-11)
 
@@ -128,9 +129,9 @@ def simulated_from(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = periodic._last_end
 
-    def recorded(graph, period, durations, transfer_ms, cut, state):  # type: ignore[no-untyped-def]
+    def recorded(graph, period, durations, cut, state):  # type: ignore[no-untyped-def]
         seen.append(cut)
-        return original(graph, period, durations, transfer_ms, cut, state)
+        return original(graph, period, durations, cut, state)
 
     monkeypatch.setattr(periodic, "_last_end", recorded)
     return seen
@@ -191,9 +192,9 @@ def test_both_bounds_hold_wherever_they_are_made(setting: tuple[str, int, int, i
     for _ in range(25):
         times = random_times(rng, schedule)
         forward, backward, transfer, weight = times
-        durations = sweep.slot_durations(graph, forward, backward, weight)
-        ends = sweep.end_times(graph, durations, transfer)
-        lower, upper = periodic._bounds(graph, period, durations, transfer, ends[: period.cut(block)], block)
+        durations = sweep.slot_durations(graph, forward, backward, weight, transfer)
+        ends = sweep.end_times(graph, durations)
+        lower, upper = periodic._bounds(graph, period, durations, ends[: period.cut(block)], block)
         full = full_simulation(schedule, times)
         assert lower[0] <= full * (1 + 1e-12)
         assert upper[0] >= full * (1 - 1e-12)

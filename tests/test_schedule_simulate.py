@@ -28,7 +28,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def event_simulation(
-    schedule: Schedule, forward: list[float], backward: list[float], weight: list[float], transfer: float
+    schedule: Schedule, forward: list[float], backward: list[float], weight: list[float], transfers: list[float]
 ) -> dict[tuple[int, Action], tuple[float, float]]:
     """Start and end of every action, by running the stages as machines on an event queue.
 
@@ -74,7 +74,7 @@ def event_simulation(
             message = messages[action.kind]
             target = k + 1 if message == "F" and k < last else k - 1 if message == "B" and k > 0 else None
             if target is not None:
-                delay = transfer if schedule.stage_of_virtual[target] != stage else 0.0
+                delay = transfers[min(k, target)] if schedule.stage_of_virtual[target] != stage else 0.0
                 counter += 1
                 heapq.heappush(events, (now + delay, counter, message, (target, action.micro_batch)))
             position[stage] += 1
@@ -122,8 +122,9 @@ def test_random_orders_agree_with_the_event_simulation(seed: int) -> None:
     schedule = random_schedule(rng)
     size = schedule.virtual_stages
     forward, backward, weight = ([rng.choice([0.0, rng.random(), 3.0]) for _ in range(size)] for _ in range(3))
-    transfer = rng.choice([0.0, rng.random()])
-    expected = event_simulation(schedule, forward, backward, weight, transfer)
+    transfer: float | list[float] = rng.choice([0.0, rng.random(), [rng.random() for _ in range(size - 1)]])
+    transfers = list(np.broadcast_to(transfer, (size - 1,)))
+    expected = event_simulation(schedule, forward, backward, weight, transfers)
     for timed in timeline(schedule, forward, backward, transfer, weight):
         assert (timed.start_ms, timed.end_ms) == pytest.approx(expected[timed.stage, timed.action])
     longest = max(end for _, end in expected.values())
@@ -131,7 +132,7 @@ def test_random_orders_agree_with_the_event_simulation(seed: int) -> None:
     for prefer_stage in (True, False):
         path = critical_path(schedule, forward, backward, transfer, weight, prefer_stage)
         length = np.dot(path.forward, forward) + np.dot(path.backward, backward) + np.dot(path.weight, weight)
-        assert length + path.transfers * transfer == pytest.approx(longest)
+        assert length + np.dot(path.transfers, transfers) == pytest.approx(longest)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -140,7 +141,7 @@ def test_a_path_bounds_the_time_of_every_other_plan(seed: int) -> None:
     schedule = make_schedule("1f1b", 5, 1, 7)
     path = critical_path(schedule, rng.random(5), rng.random(5), 0.3)
     forward, backward = rng.random((50, 5)), rng.random((50, 5))
-    lengths = forward @ path.forward + backward @ path.backward + path.transfers * 0.3
+    lengths = forward @ path.forward + backward @ path.backward + sum(path.transfers) * 0.3
     assert (lengths <= step_times(schedule, forward, backward, 0.3) + 1e-12).all()
 
 

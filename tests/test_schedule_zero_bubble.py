@@ -60,7 +60,7 @@ def test_that_path_is_the_longest_where_the_three_are_nearly_equal(
 ) -> None:
     schedule = make_schedule("zero_bubble_v", stages, 2, micro_batches)
     size = 2 * stages
-    expected = event_simulation(schedule, [forward] * size, [inputs] * size, [weights] * size, 0.0)
+    expected = event_simulation(schedule, [forward] * size, [inputs] * size, [weights] * size, [0.0] * (size - 1))
     step = max(end for _, end in expected.values())
     work = 2 * micro_batches * (forward + inputs + weights)
     assert step - work == pytest.approx(excess(stages, forward, inputs))

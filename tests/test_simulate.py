@@ -68,7 +68,7 @@ def test_a_saved_plan_holds_all_that_its_simulation_needs(settings: dict[str, An
             # Half of the backward of a unit without recomputation.
             weight[virtual] = float(sum(units.values())) if splits_backward(schedule) else 0.0
     inputs = [total - part for total, part in zip(whole, weight, strict=True)]
-    expected = event_simulation(schedule, forward, inputs, weight, 0.25)
+    expected = event_simulation(schedule, forward, inputs, weight, [0.25] * (schedule.virtual_stages - 1))
     assert simulation.step_time_ms == pytest.approx(max(end for _, end in expected.values()))
     assert simulation.step_time_ms == pytest.approx(plan.solver.step_time_ms)
     for entry in simulation.timed:
@@ -136,7 +136,7 @@ def test_pictures_show_every_action(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: dataclasses.replace(plan, transfer_ms=9.0), "records a step of"),
+        (lambda plan: dataclasses.replace(plan, transfer_ms=(9.0,) * len(plan.transfer_ms)), "records a step of"),
         (lambda plan: dataclasses.replace(plan, settings={"stages": 2}), "do not give schedule"),
         (lambda plan: dataclasses.replace(plan, settings=plan.settings | {"chunks": 3}), "2 stages of 3 chunks"),
         (

@@ -180,7 +180,7 @@ def test_what_apply_says(case: Case) -> None:
         format=PLAN_FORMAT, fingerprint="0", source="row", settings={"schedule": case.schedule},
         solver=SolverReport("bmpipe", "optimal", 1.0, 1.0, 0.0, 0.0, ""), bubble=BubblePlan(0.0, 0.0, 0.0, 0.0, 0.0),
         stages=tuple(StagePlan(stage, 1, 1, 2, ()) for stage in range(case.stages)), units=units,
-        transfer_ms=0.0, loads=tuple(StageLoad((), (), 0, 0) for _ in range(case.stages)), notes=(),
+        transfer_ms=(), loads=tuple(StageLoad((), (), 0, 0) for _ in range(case.stages)), notes=(),
     )  # fmt: skip
     if case.ours:
         with pytest.raises(InputError) as caught:

@@ -19,6 +19,7 @@ from mindspore_bmpipe.planning import pose
 from mindspore_bmpipe.problem import schedule_of, virtual_stage_times
 from mindspore_bmpipe.schedule.simulate import timeline
 from mindspore_bmpipe.sources import load_subject
+from mindspore_bmpipe.transfers import decision_transfers
 
 COLOURS = {"F": "#4c78a8", "B": "#f58518"}
 NAMES = {"F": "forward", "B": "backward and recomputation"}
@@ -37,7 +38,8 @@ def main() -> None:
         solution = solve(problem, planner)
         assert solution.decision is not None, solution.message
         forward, backward = virtual_stage_times(problem, solution.decision)
-        timed = timeline(schedule_of(problem), forward, backward, transfer_ms=problem.transfer_ms)
+        transfers = decision_transfers(problem, solution.decision.counts)
+        timed = timeline(schedule_of(problem), forward, backward, transfers)
         for stage in range(problem.stages):
             for kind, colour in COLOURS.items():
                 spans = [

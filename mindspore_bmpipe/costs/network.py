@@ -104,7 +104,11 @@ class EvaluatedCosts:
     units: tuple[UnitCost, ...]
     """Units in order."""
     transfer_ms: float
-    """Time to send the largest boundary of any cut a plan may make."""
+    """Time to send the largest boundary of any cut a plan may make over the slowest link between neighbours."""
+    cut_bytes: tuple[int, ...]
+    """For every cut after a unit, the bytes that one rank sends."""
+    stage_links: tuple[Link, ...]
+    """Slowest link from each stage to the next one, and from the last to the first."""
     shared_saved_bytes: int
     """Bytes that every stage keeps once per micro-batch in flight: tensors that many units read."""
     notes: tuple[str, ...]
@@ -147,10 +151,19 @@ def evaluate_costs(
     hardware: Hardware,
     sizes: Mapping[str, int],
     static: StaticSettings,
-    link: Link,
+    links: Sequence[Link],
     most_options: int = MOST_OPTIONS,
 ) -> EvaluatedCosts:
-    """Numbers of every unit at given sizes on a given machine."""
+    """Numbers of every unit at given sizes on a given machine.
+
+    Args:
+        costs: costs of the network.
+        hardware: machine.
+        sizes: value of every symbol.
+        static: what static memory depends on.
+        links: slowest link from each stage to the next one, and from the last to the first.
+        most_options: recompute options of a unit.
+    """
     numbers_of: dict[int, _ModelNumbers] = {}
     kinds: dict[tuple[int, int, int, bool], int] = {}
     shared_bytes = 0
@@ -178,9 +191,13 @@ def evaluate_costs(
                 kind=kind,
             )
         )
-    transfer, notes = _transfer_ms(costs, sizes, link)
-    notes.extend(_recipe_notes(found, numbers_of, costs))
-    return EvaluatedCosts(tuple(found), transfer, shared_bytes, (*costs.notes, *notes))
+    cut_bytes = tuple(
+        int(sum(evaluate_dimension(item, sizes, f"boundary after unit {cut}") for item in tensors))
+        for cut, tensors in enumerate(costs.boundaries)
+    )
+    transfer = _longest_transfer_ms(costs.parameters_trainable, cut_bytes, links)
+    notes = (*costs.notes, *_recipe_notes(found, numbers_of, costs))
+    return EvaluatedCosts(tuple(found), transfer, cut_bytes, tuple(links), shared_bytes, notes)
 
 
 def unit_static_bytes(costs: NetworkCosts, number: int, settings: StaticSettings) -> tuple[int, int]:
@@ -298,25 +315,12 @@ def _boundaries(index: GraphIndex, units: Sequence[Unit]) -> tuple[tuple[Any, ..
     return tuple(tuple(sizes) for sizes in crossing)
 
 
-def _transfer_ms(costs: NetworkCosts, sizes: Mapping[str, int], link: Link) -> tuple[float, list[str]]:
-    trainable = costs.parameters_trainable
-    allowed = [cut for cut in range(len(trainable) - 1) if any(trainable[: cut + 1]) and any(trainable[cut + 1 :])]
+def _longest_transfer_ms(trainable: Sequence[bool], cut_bytes: Sequence[int], links: Sequence[Link]) -> float:
+    """Time of the largest boundary with a trained unit on both sides, over the slowest link to a next stage."""
+    allowed = [cut for cut in range(len(cut_bytes)) if any(trainable[: cut + 1]) and any(trainable[cut + 1 :])]
     if not allowed:
-        return 0.0, []
-    volumes = {
-        cut: sum(evaluate_dimension(item, sizes, f"boundary after unit {cut}") for item in costs.boundaries[cut])
-        for cut in allowed
-    }
-    largest = max(volumes, key=lambda cut: volumes[cut])
-    typical = float(np.median(list(volumes.values())))
-    notes = []
-    if volumes[largest] > 1.1 * typical:
-        name = costs.split.units[largest].name
-        notes.append(
-            f"all transfers are priced as the largest one, {volumes[largest]} bytes after {name}; half of the cuts "
-            f"send {typical:.0f} bytes or less"
-        )
-    return link.transfer_ms(volumes[largest]), notes
+        return 0.0
+    return max(link.transfer_ms(max(cut_bytes[cut] for cut in allowed)) for link in links[:-1] or links)
 
 
 def _whole_bytes(value: float) -> int:

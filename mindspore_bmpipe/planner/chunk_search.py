@@ -24,6 +24,7 @@ from mindspore_bmpipe.planner.chunk_rules import ChunkRules, IntArray
 from mindspore_bmpipe.planner.local_search import PathPool, moved_blocks
 from mindspore_bmpipe.problem import Decision, Problem, simulated_ms
 from mindspore_bmpipe.schedule import splits_backward
+from mindspore_bmpipe.transfers import split_transfers, transfer_table
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -73,6 +74,7 @@ class ChunkSearch:
 
     def __init__(self, problem: Problem, pool: PathPool, rules: ChunkRules, options: ChunkOptions) -> None:
         self.problem = problem
+        self._transfers = transfer_table(problem)
         self.pool = pool
         self.rules = rules
         self.options = options
@@ -176,10 +178,12 @@ class ChunkSearch:
         weight: FloatArray | None,
         excess: IntArray,
         than: Point | None,
+        bounds_of: IntArray,
     ) -> tuple[int, float] | None:
         """The best of some plans and its time, if it beats a plan: by excess, then time, then `_rank`.
 
-        With a penalty, by the sum of time and penalty for the excess instead.
+        With a penalty, by the sum of time and penalty for the excess instead. `bounds_of` are the splits of the plans,
+        shape (n, K + 1).
         """
         self.work += len(forward)
         if self._penalty:
@@ -202,7 +206,8 @@ class ChunkSearch:
                 break
             self.work += len(block) * self._simulation_work
             part = None if weight is None else weight[block]
-            totals = simulated_ms(self.problem, forward[block], backward[block], part) + fine[block]
+            transfers = split_transfers(self._transfers, bounds_of[block])
+            totals = simulated_ms(self.problem, forward[block], backward[block], part, transfers) + fine[block]
             best = min(best, float(totals.min()))
             found.extend(zip(totals.tolist(), block.tolist(), strict=True))
         found = [entry for entry in found if entry[0] <= best * (1 + _SAME_TIME)]
@@ -221,7 +226,8 @@ class ChunkSearch:
         """The plan of a split with the cheapest options at the current prices."""
         forward, backward, weight, excess, changed = self._times(np.array([bounds]), None)
         chosen = tuple(changed[0].tolist())
-        time = float(simulated_ms(self.problem, forward, backward, weight)[0])
+        transfers = split_transfers(self._transfers, bounds)
+        time = float(simulated_ms(self.problem, forward, backward, weight, transfers)[0])
         part = None if weight is None else weight[0]
         self.pool.separate(forward[0], backward[0], part)
         return Point(bounds, chosen, forward[0], backward[0], part, int(excess[0]), time)
@@ -237,7 +243,7 @@ class ChunkSearch:
         if not len(table):
             return None
         forward, backward, weight, excess, changed = self._times(table, point)
-        found = self.best_of(forward, backward, weight, excess, point)
+        found = self.best_of(forward, backward, weight, excess, point, table)
         if found is None:
             return None
         row, time = found
@@ -272,7 +278,8 @@ class ChunkSearch:
         forward = np.broadcast_to(point.forward, backward.shape)
         weight = None if point.weight is None else np.broadcast_to(point.weight, backward.shape)
         excess = np.full(len(backward), point.excess_bytes, dtype=np.int64)
-        found = self.best_of(forward, backward, weight, excess, point)
+        bounds = np.broadcast_to(np.array(point.bounds), (len(backward), len(point.bounds)))
+        found = self.best_of(forward, backward, weight, excess, point, bounds)
         if found is None:
             return None
         row_index, time = found

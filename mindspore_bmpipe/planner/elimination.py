@@ -18,6 +18,7 @@ from mindspore_bmpipe.planner.local_search import PathPool
 from mindspore_bmpipe.planner.splits import Bounds, Groups
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.schedule import PathCounts
+from mindspore_bmpipe.transfers import transfer_table
 
 _PASSES = 20
 _CHOICES_AT_ONCE = 64
@@ -41,6 +42,8 @@ class Survivors:
     """Backward time, or a lower bound on it."""
     extra_ms: npt.NDArray[np.float64]
     """Recomputation in it; 0 while the backward time is only a bound."""
+    transfer_ms: npt.NDArray[np.float64]
+    """One transfer between its stage and the next; 0 on the last."""
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -54,6 +57,7 @@ class Survivors:
             self.forward_ms[mask],
             self.backward_ms[mask],
             self.extra_ms[mask],
+            self.transfer_ms[mask],
         )
 
 
@@ -61,7 +65,12 @@ def fitting(groups: Groups) -> Survivors:
     """Every group that the rules allow and that fits in memory, with lower bounds on backward times."""
     stage, low, high = np.nonzero(np.isfinite(groups.backward_bound_ms))
     at = (stage, low, high)
-    return Survivors(stage, low, high, groups.forward_ms[at], groups.backward_bound_ms[at], np.zeros(len(stage)))
+    table = transfer_table(groups.problem)
+    transfers = np.zeros(len(stage))
+    sends = (stage < len(table)) & (high <= table.shape[1])
+    transfers[sends] = table[stage[sends], high[sends] - 1]
+    none = np.zeros(len(stage))
+    return Survivors(stage, low, high, groups.forward_ms[at], groups.backward_bound_ms[at], none, transfers)
 
 
 def sharpen(survivors: Survivors, options: StageOptions, clock: Clock) -> Survivors | None:
@@ -84,7 +93,7 @@ def path_bound(survivors: Survivors, pool: PathPool) -> float:
     best = 0.0
     for path in pool.paths:
         after = _tables(survivors, path_cost(survivors, path), pool.problem.stages, pool.problem.units)[1]
-        best = max(best, float(after[0, 0]) + path.transfers * pool.problem.transfer_ms)
+        best = max(best, float(after[0, 0]))
     return best
 
 
@@ -92,7 +101,10 @@ def path_cost(survivors: Survivors, path: PathCounts) -> npt.NDArray[np.float64]
     """What each group adds to a path."""
     forward = np.array(path.forward, dtype=np.float64)[survivors.stage]
     backward = np.array(path.backward, dtype=np.float64)[survivors.stage]
-    return np.asarray(forward * survivors.forward_ms + backward * survivors.backward_ms)
+    transfers = np.array((*path.transfers, 0), dtype=np.float64)[survivors.stage]
+    return np.asarray(
+        forward * survivors.forward_ms + backward * survivors.backward_ms + transfers * survivors.transfer_ms
+    )
 
 
 def _tables(
@@ -129,7 +141,7 @@ def eliminate(survivors: Survivors, pool: PathPool, target_ms: float, clock: Clo
             cost = path_cost(survivors, path)
             before, after = _tables(survivors, cost, stages, units)
             through = before[survivors.stage, survivors.low] + cost + after[survivors.stage + 1, survivors.high]
-            keep = through + path.transfers * pool.problem.transfer_ms < target_ms
+            keep = through < target_ms
             if not keep.all():
                 survivors = survivors.kept(keep)
         if len(survivors) == size:

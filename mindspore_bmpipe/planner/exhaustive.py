@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 from math import comb, prod
 
+import numpy as np
+
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.planner.base import (
     Clock,
@@ -27,6 +29,7 @@ from mindspore_bmpipe.problem import (
     virtual_stage_times,
     virtual_stage_weights,
 )
+from mindspore_bmpipe.transfers import decision_transfers
 
 NAME = "exhaustive"
 
@@ -143,7 +146,8 @@ class _Search:
         forward, backward = [pair[0] for pair in times], [pair[1] for pair in times]
         weights = [virtual_stage_weights(problem, decision) for decision in self._waiting]
         split = [weight for weight in weights if weight is not None]
-        totals = simulated_ms(problem, forward, backward, split or None)
+        transfers = np.array([decision_transfers(problem, decision.counts) for decision in self._waiting])
+        totals = simulated_ms(problem, forward, backward, split or None, transfers)
         for total, decision in zip(totals.tolist(), self._waiting, strict=True):
             if self.best is None or total <= self.best[0][0]:
                 peak = max(peak for _, peak in stage_memory(problem, decision))

@@ -20,6 +20,7 @@ from mindspore_bmpipe.planner.splits import Bounds, SplitRules
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.problem import Problem, schedule_of
 from mindspore_bmpipe.schedule import PathCounts, Schedule, critical_paths, splits_backward, step_times
+from mindspore_bmpipe.transfers import least_transfers, split_transfers, transfer_table
 
 _STEPS = (-2, -1, 1, 2)
 _PERTURBED_CUTS = 3
@@ -31,13 +32,13 @@ Times = npt.NDArray[np.float64]
 
 
 @lru_cache(maxsize=8)
-def _typical_paths(schedule: Schedule, transfer_ms: float) -> tuple[PathCounts, ...]:
+def _typical_paths(schedule: Schedule, transfers: tuple[float, ...]) -> tuple[PathCounts, ...]:
     """Longest paths when one stage is slightly slower than the others: the corner cases of an even pipeline."""
     size = schedule.virtual_stages
     times = np.ones((size + 1, size))
     times[np.arange(1, size + 1), np.arange(size)] = 1.05
     split = splits_backward(schedule)
-    found = critical_paths(schedule, times, times if split else 2 * times, transfer_ms, times if split else None)
+    found = critical_paths(schedule, times, times if split else 2 * times, transfers, times if split else None)
     return tuple(dict.fromkeys(found))
 
 
@@ -48,12 +49,13 @@ class PathPool:
         self.problem = problem
         self.schedule = schedule_of(problem)
         self.paths: list[PathCounts] = []
+        self._least = least_transfers(problem)
         self._known: set[PathCounts] = set()
         self._forward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._backward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._weight: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._constant: npt.NDArray[np.float64] = np.zeros(0)
-        for path in _typical_paths(self.schedule, problem.transfer_ms):
+        for path in _typical_paths(self.schedule, tuple(self._least.tolist())):
             self.add(path)
 
     def add(self, path: PathCounts) -> bool:
@@ -66,7 +68,7 @@ class PathPool:
         self._backward = np.vstack((self._backward, path.backward))
         # A weight gradient is part of the backward that is counted with it, unless the path passes only one of them.
         self._weight = np.vstack((self._weight, np.array(path.weight) - np.array(path.backward)))
-        self._constant = np.append(self._constant, path.transfers * self.problem.transfer_ms)
+        self._constant = np.append(self._constant, np.dot(path.transfers, self._least))
         return True
 
     def keep_longest(self, forward: Times, backward: Times, weight: Times | None, size: int) -> None:
@@ -80,21 +82,28 @@ class PathPool:
         self._forward, self._backward = self._forward[rows], self._backward[rows]
         self._weight, self._constant = self._weight[rows], self._constant[rows]
 
-    def separate(self, forward: npt.ArrayLike, backward: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> bool:
+    def separate(
+        self,
+        forward: npt.ArrayLike,
+        backward: npt.ArrayLike,
+        weight: npt.ArrayLike | None = None,
+        transfers: npt.ArrayLike | None = None,
+    ) -> bool:
         """Add the longest paths of plans' times, shapes (K,) or (plans, K); whether any was new.
 
-        Weight gradients are part of backwards.
+        Weight gradients are part of backwards. Without transfer times of the plans, the least there can be are taken.
         """
         inputs = np.asarray(backward, dtype=np.float64)
         if weight is not None:
             inputs = np.maximum(inputs - np.asarray(weight, dtype=np.float64), 0.0)
+        sent = self._least if transfers is None else transfers
         added = False
-        for path in critical_paths(self.schedule, forward, inputs, self.problem.transfer_ms, weight):
+        for path in critical_paths(self.schedule, forward, inputs, sent, weight):
             added = self.add(path) or added
         return added
 
     def bounds(self, forward: Times, backward: Times, weight: Times | None = None) -> Times:
-        """Largest known path of each plan, shapes (plans, K) to (plans,)."""
+        """Largest known path of each plan, shapes (plans, K) to (plans,), with the least transfers there can be."""
         return np.asarray(self.lengths(forward, backward, weight).max(axis=1))
 
     def lengths(self, forward: Times, backward: Times, weight: Times | None = None) -> Times:
@@ -119,14 +128,18 @@ class SplitSearch:
         self.rules = rules
         self.pool = pool
         self._allowed = ChunkRules(self.problem).allowed
+        self._transfers = transfer_table(self.problem)
         self.best: Bounds | None = None
         """Best split so far."""
         self.best_time = float("inf")
         """Its step time; no split seen is faster by more than rounding."""
         self._best_tie: tuple[float, int] = (float("inf"), 0)
 
-    def times(self, bounds: Bounds) -> tuple[list[float], list[float]] | None:
-        """Forward and backward times of a split, or `None` if a stage does not fit."""
+    def times(self, bounds: Bounds) -> tuple[list[float], list[float], None, Times] | None:
+        """Forward, backward, no separate weight gradient and transfer times of a split; `None` if a stage does not fit.
+
+        As :meth:`PathPool.separate` takes them.
+        """
         forward, backward = [], []
         for stage, (low, high) in enumerate(itertools.pairwise(bounds)):
             choice = self.options.choice(stage, low, high)
@@ -134,7 +147,7 @@ class SplitSearch:
                 return None
             forward.append(choice.forward_ms)
             backward.append(choice.backward_ms)
-        return forward, backward
+        return forward, backward, None, split_transfers(self._transfers, bounds)
 
     def _tie_break(self, bounds: Bounds) -> tuple[float, int]:
         extra, peak = 0.0, 0
@@ -160,14 +173,17 @@ class SplitSearch:
         kept = np.flatnonzero(self.pool.bounds(forward, backward) <= self.best_time * (1 + _SAME_TIME))
         if not kept.size:
             return None
-        totals = step_times(self.pool.schedule, forward[kept], backward[kept], self.problem.transfer_ms)
+        transfers = split_transfers(self._transfers, [splits[place] for place in kept.tolist()])
+        totals = step_times(self.pool.schedule, forward[kept], backward[kept], transfers)
         improved = None
         for position, total in zip(kept.tolist(), totals.tolist(), strict=True):
             if self._improve(splits[position], total):
                 improved = position
         if improved is None:
             return None
-        self.pool.separate(forward[improved], backward[improved])
+        times = self.times(splits[improved])
+        assert times is not None
+        self.pool.separate(*times)
         return splits[improved]
 
     def _improve(self, bounds: Bounds, time: float) -> bool:

@@ -41,6 +41,7 @@ from mindspore_bmpipe.planner.recipes import (
 )
 from mindspore_bmpipe.problem import Decision, Problem, recompute_ms, schedule_of, simulated_ms, stage_memory
 from mindspore_bmpipe.schedule import splits_backward
+from mindspore_bmpipe.transfers import split_transfers, transfer_table
 
 NAME = "megatron_manual"
 
@@ -92,6 +93,7 @@ class _Grid:
     def __init__(self, problem: Problem, clock: Clock) -> None:
         self.problem, self.clock = problem, clock
         self.pool = PathPool(problem)
+        self._transfers = transfer_table(problem)
         self.best: _Plan | None = None
         self.closest: tuple[int, _Setting, IntArray] | None = None
         self._weighs = splits_backward(schedule_of(problem))
@@ -126,7 +128,8 @@ class _Grid:
             if not batch.size:
                 return
             forward, backward, weight = (part[batch] for part in times)
-            totals = simulated_ms(self.problem, forward, backward, weight if self._weighs else None)
+            transfers = split_transfers(self._transfers, splits[batch])
+            totals = simulated_ms(self.problem, forward, backward, weight if self._weighs else None, transfers)
             for place, total in zip(batch.tolist(), totals.tolist(), strict=True):
                 self._offer(float(total), setting, splits[place])
             # The longest path of the best of them proves most of the others slower.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, needs_message, with_plan, without_plan
-from mindspore_bmpipe.planner.local_search import PathPool
+from mindspore_bmpipe.planner.local_search import PathPool, Times
 from mindspore_bmpipe.planner.milp_counts import CountModel
 from mindspore_bmpipe.planner.milp_memory import over_limit
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
-    simulated_ms,
+    evaluate,
     stage_memory,
     virtual_stage_times,
     virtual_stage_weights,
 )
+from mindspore_bmpipe.transfers import decision_transfers
 
 _RELAXATION_ROUNDS = 60
 _ROUNDS = 200
@@ -57,8 +58,7 @@ def plan_counts(
             time = float("inf") if over else _step_time(pool, decision)
             if time < known_time:
                 known, known_time = decision, time
-            times = virtual_stage_times(problem, decision)
-            progress = pool.separate(*times, virtual_stage_weights(problem, decision)) or bool(over)
+            progress = pool.separate(*_times(problem, decision)) or bool(over)
         if not clock.proving:
             best, best_time = known, known_time
         if proved >= known_time * (1 - limits.accepted_gap):
@@ -86,8 +86,13 @@ def begins_proof(clock: Clock, limits: SolveLimits) -> bool:
 
 
 def _step_time(pool: PathPool, decision: Decision) -> float:
-    forward, backward = virtual_stage_times(pool.problem, decision)
-    return float(simulated_ms(pool.problem, forward, backward, virtual_stage_weights(pool.problem, decision))[0])
+    return evaluate(pool.problem, decision).step_time_ms
+
+
+def _times(problem: Problem, decision: Decision) -> tuple[list[float], list[float], list[float] | None, Times]:
+    """Times of a decision, as :meth:`PathPool.separate` takes them."""
+    transfers = decision_transfers(problem, decision.counts)
+    return (*virtual_stage_times(problem, decision), virtual_stage_weights(problem, decision), transfers)
 
 
 def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clock) -> float:
@@ -102,11 +107,11 @@ def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clo
         if relaxed is None:
             return float("inf")
         objective = relaxed * (1 - _ROUNDING)
-        forward, backward, weight = model.times()
-        pool.separate(forward, backward, weight)
+        forward, backward, weight, transfers = model.times()
+        pool.separate(forward, backward, weight, transfers)
         if best is not None and weight is None:
-            times = virtual_stage_times(pool.problem, best)
-            pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2)
+            times = _times(pool.problem, best)
+            pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2, None, (transfers + times[3]) / 2)
         if len(pool.paths) == sent or clock.expired():
             break
     for path in pool.paths[sent:]:

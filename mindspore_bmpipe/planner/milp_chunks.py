@@ -28,6 +28,7 @@ from mindspore_bmpipe.problem import (
     virtual_stage_times,
     virtual_stage_weights,
 )
+from mindspore_bmpipe.transfers import decision_transfers
 
 MAX_ACTIONS = 2000
 """Actions up to which every one gets a variable once options are whole; beyond, only paths bound the step time."""
@@ -192,7 +193,7 @@ class Prover:
         self._held = 0.0
         return not last and self._step < len(_STEPS)
 
-    def _shares(self, times: tuple[Times, Times, Times | None]) -> bool:
+    def _shares(self, times: tuple[Times, Times, Times | None, Times]) -> bool:
         """Learn from an answer whose options are shares of units."""
         wanted = self._model.step_ms()
         found = None if self._clock.proving else self._offer(tuple(self._model.rounded_split()))
@@ -218,7 +219,8 @@ class Prover:
         for stage in over:
             self._model.exclude(decision, stage)
         times = (*virtual_stage_times(self._problem, decision), virtual_stage_weights(self._problem, decision))
-        real = float(simulated_ms(self._problem, *times)[0])
+        transfers = decision_transfers(self._problem, decision.counts)
+        real = float(simulated_ms(self._problem, *times, transfers)[0])
         progress = bool(over)
         if not over and real < self._best_ms:
             self._best_ms, progress = real, True
@@ -226,16 +228,16 @@ class Prover:
                 self._best = decision
         forward, backward = np.array(times[0]), np.array(times[1])
         weight = None if times[2] is None else np.array(times[2])
-        return self._learn((forward, backward, weight)) or progress
+        return self._learn((forward, backward, weight, transfers)) or progress
 
-    def _learn(self, times: tuple[Times, Times, Times | None]) -> bool:
+    def _learn(self, times: tuple[Times, Times, Times | None, Times]) -> bool:
         """Add the longest paths of these and nearby times; whether there were new ones."""
-        forward, backward, weight = times
-        self._pool.separate(forward, backward, weight)
+        forward, backward, weight, transfers = times
+        self._pool.separate(forward, backward, weight, transfers)
         for _ in range(_NEARBY):
             noise = 1 + _DISTURBANCE * self._generator.standard_normal((2, len(forward)))
             apart = None if weight is None else weight * noise[1]
-            self._pool.separate(forward * noise[0], backward * noise[1], apart)
+            self._pool.separate(forward * noise[0], backward * noise[1], apart, transfers)
         fresh = self._pool.paths[self._sent :]
         for path in () if self._has_all_paths else fresh:
             self._model.add_path(path)

@@ -9,7 +9,7 @@ Where units may be is in `milp_placement`, what fits in `milp_memory`. For virtu
     T >= sum over k of f[k] F[k] + b[k] B[k] + transfers                            for every path through the schedule
 
 T is exactly the step time once all paths are there. There are far too many, so they are added as they are violated;
-with any subset the optimum is a lower bound.
+with any subset the optimum is a lower bound. Transfers are in `milp_transfers`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mindspore_bmpipe.planner.local_search import Times
 from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, optimize, relax, skip_heuristics
 from mindspore_bmpipe.planner.milp_memory import add_memory, exclude
 from mindspore_bmpipe.planner.milp_placement import add_placement
+from mindspore_bmpipe.planner.milp_transfers import TransferTimes
 from mindspore_bmpipe.planner.milp_variables import CountVariables
 from mindspore_bmpipe.planner.quiet import silenced
 from mindspore_bmpipe.problem import Decision, Problem, schedule_of, virtual_stage_times, virtual_stage_weights
@@ -42,6 +43,7 @@ class CountModel:
             excess = self.model.add_var(name="excess", lb=-mip.INF) if elastic else None
             add_placement(self._variables)
             add_memory(self._variables, excess)
+            self._transfers = TransferTimes(self._variables)
             self._forward, self._backward, self._weight = self._add_times()
             self.step = self.model.add_var(name="T", lb=0.0)
             self.model.objective = mip.minimize(self.step if excess is None else excess)
@@ -82,9 +84,9 @@ class CountModel:
             apart = path.weight[virtual] - path.backward[virtual]
             if apart:
                 terms.append(apart * var)
-        constant = path.transfers * self.problem.transfer_ms / self._time_unit
         with silenced():
-            self.model.add_constr(self.step >= mip.xsum(terms) + constant)
+            sent = self._transfers.weighted(path.transfers, self._time_unit)
+            self.model.add_constr(self.step >= mip.xsum(terms) + sent)
 
     def add_start_times(self) -> int:
         """One end time per action and one row per dependency: all paths at once. Returns the number of actions."""
@@ -96,7 +98,8 @@ class CountModel:
                 *self._weight,
                 *self._backward,
             ]
-        transfer = self.problem.transfer_ms / unit
+        single = np.eye(self.problem.virtual_stages - 1, dtype=int).tolist()
+        sent = [self._transfers.weighted(one, unit) for one in single]
         followed = set(graph.stage_predecessor.tolist()) | set(graph.data_predecessor.tolist())
         with silenced():
             ends = [self.model.add_var(name=f"end_{number}", lb=0.0) for number in range(graph.size)]
@@ -106,7 +109,8 @@ class CountModel:
                 if before < graph.size:
                     self.model.add_constr(end >= ends[before] + duration)
                 if source < graph.size and source != before:
-                    delay = transfer * float(graph.transfers[number])
+                    crossed = int(graph.boundary[number])
+                    delay = sent[crossed] if crossed >= 0 else 0.0
                     self.model.add_constr(end >= ends[source] + duration + delay)
                 if before == source == graph.size:
                     self.model.add_constr(end >= duration)
@@ -137,13 +141,16 @@ class CountModel:
         """Step time of what was solved last, as far as the known paths tell."""
         return float(self.step.x) * self._time_unit
 
-    def times(self) -> tuple[Times, Times, Times | None]:
-        """Forward, whole backward and weight gradients in it of each virtual stage, of what was solved last."""
+    def times(self) -> tuple[Times, Times, Times | None, Times]:
+        """Forward, whole backward and weight gradients in it of each virtual stage, of what was solved last.
+
+        And the transfers between them, as :meth:`~mindspore_bmpipe.planner.local_search.PathPool.separate` takes them.
+        """
         forward, backward, weight = (
             np.array([max(0.0, float(var.x)) * self._time_unit for var in variables])
             for variables in (self._forward, self._backward, self._weight)
         )
-        return forward, backward, weight if self._splits else None
+        return forward, backward, weight if self._splits else None, self._transfers.solved()
 
     def relaxed_units(self) -> list[float]:
         """Units of each virtual stage in the relaxation solved last."""

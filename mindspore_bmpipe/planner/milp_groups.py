@@ -5,8 +5,8 @@ One binary per surviving group g = (stage, low, high), whose forward and backwar
 
     sum of g on stage s = 1                                                      every stage holds one group
     sum of g on stage s ending at c = sum of g on stage s + 1 starting at c      groups meet
-    F[s] = sum forward(g) g,  B[s] = sum backward(g) g
-    T >= sum over s of f[s] F[s] + b[s] B[s] + transfers                         for every known path
+    F[s] = sum forward(g) g,  B[s] = sum backward(g) g,  C[s] = sum transfer(s, end of g) g
+    T >= sum over s of f[s] F[s] + b[s] B[s] + c[s] C[s]                         for every known path
 
 The first two rows are a network flow, so memory, working sets, pins and forbidden cuts, which only decide what groups
 there are, cost nothing in tightness: the relaxation is the hull of all splits, cut by the path rows. Paths are added
@@ -20,7 +20,7 @@ import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.elimination import Survivors, eliminate
-from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch
+from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch, Times
 from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax
 from mindspore_bmpipe.planner.quiet import silenced
 from mindspore_bmpipe.planner.splits import Bounds
@@ -51,6 +51,7 @@ class GroupModel:
             ]
             self._forward = [self.model.add_var(name=f"F_{stage}", lb=0.0) for stage in range(problem.stages)]
             self._backward = [self.model.add_var(name=f"B_{stage}", lb=0.0) for stage in range(problem.stages)]
+            self._transfer = [self.model.add_var(name=f"C_{stage}", lb=0.0) for stage in range(problem.stages)]
             self._add_rows()
             self.model.objective = mip.minimize(self._step)
 
@@ -68,6 +69,7 @@ class GroupModel:
             for label, total, times in (
                 ("forward", self._forward[stage], survivors.forward_ms),
                 ("backward", self._backward[stage], survivors.backward_ms),
+                ("transfer", self._transfer[stage], survivors.transfer_ms),
             ):
                 terms = [float(times[index]) / unit * self._groups[index] for index in indices]
                 self.model.add_constr(total == mip.xsum(terms), name=f"{label}_{stage}")
@@ -79,17 +81,19 @@ class GroupModel:
         """T is at least as long as this path."""
         terms = [count * var for count, var in zip(path.forward, self._forward, strict=True) if count]
         terms += [count * var for count, var in zip(path.backward, self._backward, strict=True) if count]
-        constant = path.transfers * self._problem.transfer_ms / self._unit
+        terms += [count * var for count, var in zip(path.transfers, self._transfer[:-1], strict=True) if count]
         with silenced():
-            self.model.add_constr(self._step >= mip.xsum(terms) + constant)
+            self.model.add_constr(self._step >= mip.xsum(terms))
 
-    def relax(self) -> tuple[float, list[float], list[float]] | None:
-        """Step time and stage times of the linear relaxation; `None` if the groups make no split."""
+    def relax(self) -> tuple[float, Times, Times, Times] | None:
+        """Step time, stage times and transfers of the linear relaxation; `None` if the groups make no split."""
         if not relax(self.model):
             return None
-        forward = [max(0.0, float(var.x)) * self._unit for var in self._forward]
-        backward = [max(0.0, float(var.x)) * self._unit for var in self._backward]
-        return float(self._step.x) * self._unit, forward, backward
+        forward, backward, transfers = (
+            np.array([max(0.0, float(var.x)) * self._unit for var in variables])
+            for variables in (self._forward, self._backward, self._transfer[:-1])
+        )
+        return float(self._step.x) * self._unit, forward, backward, transfers
 
     def solve(self, clock: Clock, nodes: int) -> tuple[Bounds | None, float, bool]:
         """The best split found or `None`, a lower bound in milliseconds, and whether the solver ended by itself."""
@@ -162,15 +166,14 @@ def _tighten(model: GroupModel, search: SplitSearch, pool: PathPool, clock: Cloc
         relaxed = model.relax()
         if relaxed is None:
             return float("inf")
-        objective = relaxed[0]
-        forward, backward = np.array(relaxed[1]), np.array(relaxed[2])
-        real = float(step_times(pool.schedule, forward, backward, pool.problem.transfer_ms)[0])
+        objective, forward, backward, transfers = relaxed
+        real = float(step_times(pool.schedule, forward, backward, transfers)[0])
         known = len(pool.paths)
-        pool.separate(forward, backward)
+        pool.separate(forward, backward, None, transfers)
         times = search.times(search.best) if search.best else None
         if times is not None:
             # A point on the way to the incumbent gives deeper cuts than the relaxation's corner alone.
-            pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2)
+            pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2, None, (transfers + times[3]) / 2)
         for path in pool.paths[known:]:
             model.add_path(path)
         if len(pool.paths) == known or real <= objective * (1 + 1e-7) or clock.expired():

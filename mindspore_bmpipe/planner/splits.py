@@ -77,6 +77,7 @@ class Groups:
 
     def __init__(self, options: StageOptions, rules: SplitRules) -> None:
         problem = options.problem
+        self.problem = problem
         units, stages = problem.units, problem.stages
         shape = (stages, units + 1, units + 1)
         self.forward_ms = np.full(shape, np.inf)

@@ -69,6 +69,7 @@ def explain(
         "hardware": hardware.name,
         "units": units,
         "transfer_ms": evaluated.transfer_ms,
+        "cut_bytes": list(evaluated.cut_bytes),
         "shared_saved_bytes": evaluated.shared_saved_bytes,
         "unknown_primitives": unknown_primitives(operation.primitive for operation in costs.graph.operations),
         "notes": list(evaluated.notes),

@@ -169,6 +169,6 @@ def _path_text(simulation: PlanSimulation) -> str:
     parts = [f"stage {stage} {share / step:.1%}" for stage, share in longest[:_SHOWN]]
     if longest[_SHOWN:]:
         parts.append(f"other stages {sum(share for _, share in longest[_SHOWN:]) / step:.1%}")
-    if simulation.plan.transfer_ms:
+    if any(simulation.plan.transfer_ms):
         parts.append(f"transfers {1 - sum(spent.values()) / step:.1%}")
     return f"longest path: {', '.join(parts)}"

@@ -32,8 +32,8 @@ class DependencyGraph:
     """Shape (A,): the action before it on its stage, or A if none."""
     data_predecessor: IntArray
     """Shape (A,): the action whose output it receives, or A if none."""
-    transfers: npt.NDArray[np.float64]
-    """Shape (A,): 1 if the data comes from another stage, else 0."""
+    boundary: IntArray
+    """Shape (A,): k if the data comes from another stage and crosses from virtual stage k to k + 1 or back, else -1."""
     slot: IntArray
     """Shape (A,): row of its duration, kind index * virtual stages + virtual stage."""
     stage: IntArray
@@ -122,14 +122,16 @@ def _laid_out(
     stage_predecessor = np.full(size, size, dtype=np.intp)
     for numbers in of_stage:
         stage_predecessor[numbers[1:]] = numbers[:-1]
-    stage, source = stages[found], sources[found]
+    stage, source, slot = stages[found], sources[found], slots[found]
+    kind, virtual = np.divmod(slot, schedule.virtual_stages)
+    crossed = np.where(kind == KIND_INDEX[FORWARD], virtual - 1, virtual)
     return DependencyGraph(
         size=size,
         level_starts=(*np.flatnonzero(np.diff(levels[found], prepend=-1)).tolist(), size),
         stage_predecessor=stage_predecessor,
         data_predecessor=number[source],
-        transfers=((source >= 0) & (stages[source] != stage)).astype(np.float64),
-        slot=slots[found],
+        boundary=np.where((source >= 0) & (stages[source] != stage), crossed, -1),
+        slot=slot,
         stage=stage,
         virtual_stages=schedule.virtual_stages,
         sequence_parts=schedule.sequence_parts,

@@ -108,7 +108,7 @@ def _repetition(graph: DependencyGraph, shift: int) -> Period | None:
     is_cut = np.zeros(graph.size + 1, dtype=bool)
     is_cut[list(graph.level_starts)] = True
     repeats = np.ones(graph.size - actions, dtype=bool)
-    for array in (graph.slot, graph.transfers, on_stage, data, is_cut[:-1]):
+    for array in (graph.slot, graph.boundary, on_stage, data, is_cut[:-1]):
         repeats &= array[actions:] == array[:-actions]
     # The first action of a stage waits for nothing on it; where that is inside, the block is not the same everywhere.
     repeats &= on_stage[:-actions] > 0
@@ -139,40 +139,37 @@ def _distance(predecessor: IntArray) -> IntArray:
     return np.where(predecessor == size, 0, np.arange(size) - predecessor)
 
 
-def last_ends(graph: DependencyGraph, durations: FloatArray, transfer_ms: float) -> FloatArray:
+def last_ends(graph: DependencyGraph, durations: FloatArray) -> FloatArray:
     """Largest end time of each plan.
 
     Args:
         graph: the dependencies.
-        durations: by slot, shape (kinds * K, plans), none negative.
-        transfer_ms: one transfer.
+        durations: of actions and transfers, from `slot_durations`, none negative.
 
     Returns:
         Shape (plans,); within `TOLERANCE` of the full simulation. A plan's value does not depend on the others.
     """
     period = find_period(graph)
     if period is None:
-        return end_times(graph, durations, transfer_ms).max(axis=0)
+        return end_times(graph, durations).max(axis=0)
     # Bounds cost about a cool-down, so they wait that long; and they need a whole circuit of waiting, which holds up to
     # as many micro-batches as there are stages.
     circuit = -(-_stages(graph) // period.micro_batches) + 1
     block = max(_FEWEST_SIMULATED, (graph.size - period.end) // period.actions, circuit)
     if block > period.blocks // 2:
-        return _last_end(graph, period, durations, transfer_ms, 0, np.zeros((0, durations.shape[1])))
+        return _last_end(graph, period, durations, 0, np.zeros((0, durations.shape[1])))
     cut = period.cut(block)
     ends = np.zeros((cut + 1, durations.shape[1]))
-    sweep(graph, durations, transfer_ms, ends, range(cut))
-    lower, result = _bounds(graph, period, durations, transfer_ms, ends, block)
+    sweep(graph, durations, ends, range(cut))
+    lower, result = _bounds(graph, period, durations, ends, block)
     left = result - lower > TOLERANCE * result
     if left.any():
         state = ends[cut - period.reach : cut, left]
-        result[left] = _last_end(graph, period, durations[:, left], transfer_ms, cut, state)
+        result[left] = _last_end(graph, period, durations[:, left], cut, state)
     return result
 
 
-def _last_end(
-    graph: DependencyGraph, period: Period, durations: FloatArray, transfer_ms: float, cut: int, state: FloatArray
-) -> FloatArray:
+def _last_end(graph: DependencyGraph, period: Period, durations: FloatArray, cut: int, state: FloatArray) -> FloatArray:
     """Last end of each plan from the state at a cut, or from nothing at cut 0; shape (plans,).
 
     Only as many end times are kept as later actions wait for, so that they stay in the processor's cache.
@@ -184,14 +181,14 @@ def _last_end(
         stop = graph.size if reached > period.end - period.reach else int(reached)
         ends = np.zeros((len(state) + stop - cut + 1, durations.shape[1]))
         ends[: len(state)] = state
-        sweep(graph, durations, transfer_ms, ends, range(cut, stop), cut - len(state))
+        sweep(graph, durations, ends, range(cut, stop), cut - len(state))
         cut, state = stop, ends[-1 - period.reach : -1]
     largest: FloatArray = ends.max(axis=0)
     return largest
 
 
 def _bounds(
-    graph: DependencyGraph, period: Period, durations: FloatArray, transfer_ms: float, ends: FloatArray, block: int
+    graph: DependencyGraph, period: Period, durations: FloatArray, ends: FloatArray, block: int
 ) -> tuple[FloatArray, FloatArray]:
     """Lower and upper bound of the last end of each plan, from the end times before a cut; shapes (plans,)."""
     plans = ends.shape[1]
@@ -206,12 +203,12 @@ def _bounds(
         growth = now - before
         most = growth.max(axis=0)
         carrying = growth >= most - _ROUNDING * now.max(axis=0)
-        least, carried = _carried(graph, period, times, transfer_ms, before, carrying, (block - cycle, base, block))
+        least, carried = _carried(graph, period, times, before, carrying, (block - cycle, base, block))
         states = np.concatenate(
             (carried + repetitions * least, _state(period, ends, base, members) + repetitions * most), 1
         )
         twice = np.concatenate((times, times), axis=1)
-        lower[members], upper[members] = np.split(_last_end(graph, period, twice, transfer_ms, period.end, states), 2)
+        lower[members], upper[members] = np.split(_last_end(graph, period, twice, period.end, states), 2)
     return lower, upper
 
 
@@ -231,7 +228,6 @@ def _carried(
     graph: DependencyGraph,
     period: Period,
     durations: FloatArray,
-    transfer_ms: float,
     before: FloatArray,
     carrying: npt.NDArray[np.bool_],
     blocks: tuple[int, int, int],
@@ -241,8 +237,7 @@ def _carried(
     Args:
         graph: the dependencies.
         period: its repetition.
-        durations: by slot.
-        transfer_ms: one transfer.
+        durations: of actions and transfers.
         before: state at the first cut, shape (reach, plans).
         carrying: which entries count, the same shape.
         blocks: the first cut, one in between, and the last.
@@ -257,7 +252,7 @@ def _carried(
     ends[: period.reach] = np.where(carrying, before, -np.inf)
     # Nor does the start of the step carry anything.
     ends[-1] = -np.inf
-    sweep(graph, durations, transfer_ms, ends, range(first, last), offset)
+    sweep(graph, durations, ends, range(first, last), offset)
     at_end = ends[last - offset - period.reach : last - offset]
     least = np.where(carrying, at_end - before, np.inf).min(axis=0)
     return least, ends[between - offset - period.reach : between - offset]

@@ -22,8 +22,8 @@ _MAX_CELLS = 4_000_000
 class PathCounts:
     """How often one path through the dependency graph passes each computation.
 
-    The step time is at least `sum(forward * F) + sum(backward * B) + sum(weight * W) + transfers * transfer_ms` for all
-    durations, and equal to it for durations whose longest path this is.
+    The step time is at least `sum(forward * F) + sum(backward * B) + sum(weight * W) + sum(transfers * transfer)` for
+    all durations, and equal to it for durations whose longest path this is.
     """
 
     forward: tuple[int, ...]
@@ -32,8 +32,8 @@ class PathCounts:
     """Backwards of each virtual stage."""
     weight: tuple[int, ...]
     """Weight gradients of each virtual stage."""
-    transfers: int
-    """Transfers between stages."""
+    transfers: tuple[int, ...]
+    """Transfers in either direction between each virtual stage and the next, where those are on different stages."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def step_times(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
-    transfer_ms: float = 0.0,
+    transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """Step time of each plan: from the first start to the last end over all stages.
@@ -63,19 +63,20 @@ def step_times(
         schedule: the orders.
         forward_ms: shape (plans, K) or (K,), time of one micro-batch through each virtual stage.
         backward_ms: the same for backward.
-        transfer_ms: one transfer between different stages.
+        transfer_ms: one transfer between different stages; one number, or of shape (K - 1,) or (plans, K - 1) by the
+            virtual stage before it.
         weight_ms: the same for separate weight gradients; `None` for zero.
 
     Returns:
         Shape (plans,), milliseconds.
     """
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
     plans = durations.shape[1]
     block = max(1, _MAX_CELLS // (graph.size + 1))
     result = np.empty(plans)
     for first in range(0, plans, block):
-        result[first : first + block] = last_ends(graph, durations[:, first : first + block], transfer_ms)
+        result[first : first + block] = last_ends(graph, durations[:, first : first + block])
     return result
 
 
@@ -83,13 +84,13 @@ def timeline(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
-    transfer_ms: float = 0.0,
+    transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
 ) -> tuple[TimedAction, ...]:
     """Start and end of every action of one plan (shapes (K,)), by stage and then in the order the stage runs them."""
-    graph, ends = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
+    graph, ends, delays = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
     timed: list[TimedAction] = []
-    starts = _starts(graph, ends, transfer_ms)
+    starts = _starts(graph, ends, delays)
     for stage, (order, numbers) in enumerate(zip(schedule.orders, graph.of_stage, strict=True)):
         timed.extend(map(TimedAction, repeat(stage), order, starts[numbers].tolist(), ends[numbers].tolist()))
     return tuple(timed)
@@ -99,7 +100,7 @@ def critical_path(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
-    transfer_ms: float = 0.0,
+    transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
     prefer_stage: bool = True,
 ) -> PathCounts:
@@ -116,20 +117,22 @@ def critical_paths(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
-    transfer_ms: float = 0.0,
+    transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
 ) -> list[PathCounts]:
     """Both answers of `critical_path`, that of `prefer_stage` first, for each of many plans (shapes (plans, K))."""
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
     block = max(1, _MAX_CELLS // (graph.size + 1))
     found: list[PathCounts] = []
     for first in range(0, durations.shape[1], block):
-        ends = end_times(graph, durations[:, first : first + block], transfer_ms)
-        for of_plan in np.ascontiguousarray(ends.T):
+        part = durations[:, first : first + block]
+        ends = np.ascontiguousarray(end_times(graph, part).T)
+        transfers = np.ascontiguousarray(part[-graph.virtual_stages :].T)
+        for of_plan, sent in zip(ends, transfers, strict=True):
+            delays = sent[graph.boundary]
             found.extend(
-                _counts(graph, _longest_path(graph, of_plan, transfer_ms, prefer_stage))
-                for prefer_stage in (True, False)
+                _counts(graph, _longest_path(graph, of_plan, delays, prefer_stage)) for prefer_stage in (True, False)
             )
     return found
 
@@ -138,18 +141,21 @@ def _counts(graph: DependencyGraph, path: list[int]) -> PathCounts:
     """Counts along the actions of a path."""
     counts = np.bincount(graph.slot[path], minlength=len(KINDS) * graph.virtual_stages)
     later = np.array(path[1:], dtype=np.int64)
-    crossed = graph.stage_predecessor[later] != np.array(path[:-1], dtype=np.int64)
-    transfers = int(graph.transfers[later[crossed]].sum())
+    received = later[graph.stage_predecessor[later] != np.array(path[:-1], dtype=np.int64)]
+    crossed = graph.boundary[received]
+    transfers = np.bincount(crossed[crossed >= 0], minlength=graph.virtual_stages - 1)
     forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
     backward, weight = backward + whole, weight + whole
-    return PathCounts(tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), transfers)
+    return PathCounts(
+        tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), tuple(transfers.tolist())
+    )
 
 
 def critical_actions(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
-    transfer_ms: float = 0.0,
+    transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
 ) -> tuple[TimedAction, ...]:
     """The actions along a longest path of one plan (shapes (K,)), from the first to the last.
@@ -157,10 +163,10 @@ def critical_actions(
     Each starts when the one before it ends, or one transfer later where that is on another stage; the first starts at 0
     and the last ends with the step.
     """
-    graph, ends = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
-    starts = _starts(graph, ends, transfer_ms)
+    graph, ends, delays = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
+    starts = _starts(graph, ends, delays)
     found = []
-    for number in _longest_path(graph, ends, transfer_ms, prefer_stage=True):
+    for number in _longest_path(graph, ends, delays, prefer_stage=True):
         stage = int(graph.stage.item(number))
         action = schedule.orders[stage][int(np.searchsorted(graph.of_stage[stage], number))]
         found.append(TimedAction(stage, action, starts.item(number), ends.item(number)))
@@ -171,24 +177,23 @@ def _simulated(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
     backward_ms: npt.ArrayLike,
-    transfer_ms: float,
+    transfer_ms: npt.ArrayLike,
     weight_ms: npt.ArrayLike | None,
-) -> tuple[DependencyGraph, FloatArray]:
-    """The dependencies, and when each action of one plan ends."""
+) -> tuple[DependencyGraph, FloatArray, FloatArray]:
+    """The dependencies, when each action of one plan ends, and how long what it receives is on its way."""
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms)
-    return graph, end_times(graph, durations, transfer_ms)[:, 0]
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
+    transfers = durations[-graph.virtual_stages :, 0]
+    return graph, end_times(graph, durations)[:, 0], transfers[graph.boundary]
 
 
-def _starts(graph: DependencyGraph, ends: FloatArray, transfer_ms: float) -> FloatArray:
+def _starts(graph: DependencyGraph, ends: FloatArray, delays: FloatArray) -> FloatArray:
     """When each action starts: exactly when what it waits for is there, which its end less its duration may miss."""
-    starts: FloatArray = np.maximum(
-        ends[graph.stage_predecessor], ends[graph.data_predecessor] + graph.transfers * transfer_ms
-    )
+    starts: FloatArray = np.maximum(ends[graph.stage_predecessor], ends[graph.data_predecessor] + delays)
     return starts
 
 
-def _longest_path(graph: DependencyGraph, ends: FloatArray, transfer_ms: float, prefer_stage: bool) -> list[int]:
+def _longest_path(graph: DependencyGraph, ends: FloatArray, delays: FloatArray, prefer_stage: bool) -> list[int]:
     """Numbers of the actions along a longest path, from the first to the last."""
     # Single entries are read with `item`, which takes a quarter of the time of an index.
     index = int(np.argmax(ends[:-1]))
@@ -196,7 +201,7 @@ def _longest_path(graph: DependencyGraph, ends: FloatArray, transfer_ms: float, 
     while index < graph.size:
         path.append(index)
         on_stage, data = graph.stage_predecessor.item(index), graph.data_predecessor.item(index)
-        sent = ends.item(data) + graph.transfers.item(index) * transfer_ms
+        sent = ends.item(data) + delays.item(index)
         stays = ends.item(on_stage) >= sent if prefer_stage else ends.item(on_stage) > sent
         index = on_stage if data == graph.size or (stays and on_stage != graph.size) else data
     return path[::-1]

@@ -14,9 +14,16 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def slot_durations(
-    graph: DependencyGraph, forward_ms: npt.ArrayLike, backward_ms: npt.ArrayLike, weight_ms: npt.ArrayLike | None
+    graph: DependencyGraph,
+    forward_ms: npt.ArrayLike,
+    backward_ms: npt.ArrayLike,
+    weight_ms: npt.ArrayLike | None,
+    transfer_ms: npt.ArrayLike = 0.0,
 ) -> FloatArray:
-    """Durations by slot, shape (kinds * K, plans)."""
+    """Durations by slot, then transfers by boundary, then 0 for no transfer, shape (kinds * K + K, plans).
+
+    Transfers are one number for all, or of shape (K - 1,) or (plans, K - 1).
+    """
     forward = np.atleast_2d(np.asarray(forward_ms, dtype=np.float64))
     backward = np.atleast_2d(np.asarray(backward_ms, dtype=np.float64))
     weight = np.zeros_like(forward) if weight_ms is None else np.atleast_2d(np.asarray(weight_ms, dtype=np.float64))
@@ -26,18 +33,23 @@ def slot_durations(
                 f"{label} times have shape {times.shape}, expected (plans, virtual stages) = "
                 f"({forward.shape[0]}, {graph.virtual_stages})"
             )
-    return np.concatenate((forward, backward, weight, backward + weight), axis=1).T
+    transfers = np.zeros_like(forward)
+    try:
+        transfers[:, :-1] = transfer_ms
+    except ValueError:
+        raise InputError(
+            f"transfer times have shape {np.shape(transfer_ms)}, expected one number or (plans, virtual stages - 1) = "
+            f"({forward.shape[0]}, {graph.virtual_stages - 1})"
+        ) from None
+    return np.concatenate((forward, backward, weight, backward + weight, transfers), axis=1).T
 
 
-def sweep(
-    graph: DependencyGraph, durations: FloatArray, transfer_ms: float, ends: FloatArray, actions: range, offset: int = 0
-) -> None:
+def sweep(graph: DependencyGraph, durations: FloatArray, ends: FloatArray, actions: range, offset: int = 0) -> None:
     """Fill in the end times of some whole levels.
 
     Args:
         graph: the dependencies.
-        durations: by slot, shape (kinds * K, plans).
-        transfer_ms: one transfer.
+        durations: of actions and transfers, from :func:`slot_durations`.
         ends: end times from action `offset` on, shape (rows, plans); the last row is the zero that first actions see.
         actions: which actions, from the start of a level to the end of one.
         offset: action of the first row of `ends`.
@@ -49,12 +61,19 @@ def sweep(
         _local(graph.data_predecessor[part], graph, offset),
     )
     slots = graph.slot[part]
-    delays = graph.transfers[part, None] * transfer_ms
+    transfers = durations[-graph.virtual_stages : -1]
+    # One time for all transfers is the common case, and its delays are the same for all plans.
+    alike = float(transfers.min()) if transfers.size and transfers.min() == transfers.max() else 0.0
+    crossed = graph.boundary[part]
+    delays = (crossed >= 0)[:, None] * alike
+    varied = alike == 0.0 and bool(transfers.any())
     bounds = [start - actions.start for start in graph.level_starts[first : last + 1]]
     shift = actions.start - offset
     for low, high in pairwise(bounds):
         ready = ends[data[low:high]]
-        if transfer_ms:
+        if varied:
+            ready += durations[crossed[low:high] - graph.virtual_stages * (crossed[low:high] >= 0)]
+        elif alike:
             ready += delays[low:high]
         np.maximum(ready, ends[on_stage[low:high]], out=ready)
         np.add(ready, durations[slots[low:high]], out=ends[low + shift : high + shift])
@@ -65,8 +84,8 @@ def _local(predecessor: IntArray, graph: DependencyGraph, offset: int) -> IntArr
     return np.where(predecessor == graph.size, -1, predecessor - offset)
 
 
-def end_times(graph: DependencyGraph, durations: FloatArray, transfer_ms: float) -> FloatArray:
+def end_times(graph: DependencyGraph, durations: FloatArray) -> FloatArray:
     """End time of every action, shape (A + 1, plans); the extra row is the zero that first actions see."""
     ends = np.zeros((graph.size + 1, durations.shape[1]))
-    sweep(graph, durations, transfer_ms, ends, range(graph.size))
+    sweep(graph, durations, ends, range(graph.size))
     return ends

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from mindspore_bmpipe.schedule.actions import BACKWARD, FORWARD, WEIGHT, WHOLE
 from mindspore_bmpipe.schedule.schedule import Schedule, releasing_kinds
 from mindspore_bmpipe.schedule.simulate import TimedAction
@@ -43,7 +46,9 @@ class MemoryPoint:
     """What the stage holds from then on."""
 
 
-def stage_idle(schedule: Schedule, timed: Sequence[TimedAction], transfer_ms: float = 0.0) -> tuple[StageIdle, ...]:
+def stage_idle(
+    schedule: Schedule, timed: Sequence[TimedAction], transfer_ms: npt.ArrayLike = 0.0
+) -> tuple[StageIdle, ...]:
     """Idle time of each stage by kind.
 
     A gap before an action is communication for as long as the message the action waits for is on its way and the stage
@@ -52,8 +57,9 @@ def stage_idle(schedule: Schedule, timed: Sequence[TimedAction], transfer_ms: fl
     Args:
         schedule: the orders.
         timed: what `timeline` gives for them.
-        transfer_ms: the transfer time it was given.
+        transfer_ms: the transfer times it was given, one number or of shape (K - 1,).
     """
+    transfers = np.broadcast_to(np.asarray(transfer_ms, dtype=np.float64), (schedule.virtual_stages - 1,)).tolist()
     step = max(entry.end_ms for entry in timed)
     virtual_of_chunk, stage_of_virtual = schedule.virtual_of_chunk, schedule.stage_of_virtual
     result = []
@@ -67,14 +73,15 @@ def stage_idle(schedule: Schedule, timed: Sequence[TimedAction], transfer_ms: fl
         communication = free = 0.0
         for index, entry in enumerate(entries):
             gap = entry.start_ms - free
-            source = virtual_of_chunk[stage][entry.action.chunk] + (-1 if entry.action.kind == FORWARD else 1)
+            virtual = virtual_of_chunk[stage][entry.action.chunk]
+            source = virtual + (-1 if entry.action.kind == FORWARD else 1)
             received = (
                 entry.action.kind != WEIGHT
                 and 0 <= source < schedule.virtual_stages
                 and stage_of_virtual[source] != stage
             )
             # An action that starts after a gap starts when its message arrives, one transfer after it was sent.
-            on_its_way = min(gap, transfer_ms) if received else 0.0
+            on_its_way = min(gap, transfers[min(source, virtual)]) if received else 0.0
             communication += on_its_way
             idle[0 if index <= first_backward else 1 if index <= last_forward else 2] += gap - on_its_way
             free = entry.end_ms

@@ -86,9 +86,9 @@ def long_schedule(schedule: str, stages: int, chunks: int, micro_batches: int) -
     for _ in range(plans):
         forward = 30.0 * rng.integers(3, 6, size)
         backward = 2 * forward + 7.5 * rng.integers(0, 4, size)
-        durations = slot_durations(graph, forward, backward, None)
+        durations = slot_durations(graph, forward, backward, None, 0.5)
         start = time.process_time()
-        full = end_times(graph, durations, 0.5).max()
+        full = end_times(graph, durations).max()
         seconds["all"] += time.process_time() - start
         start = time.process_time()
         bounded = step_times(orders, forward, backward, 0.5)[0]

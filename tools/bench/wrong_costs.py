@@ -34,6 +34,7 @@ from mindspore_bmpipe.problem import (
 )
 from mindspore_bmpipe.problem_config import usable_bytes
 from mindspore_bmpipe.schedule import in_flight_rows, splits_backward
+from mindspore_bmpipe.transfers import decision_transfers
 from tools.bench.joint import MANUAL, answer
 
 TIME_ERROR, MEMORY_ERROR = 0.10, 0.05
@@ -133,7 +134,8 @@ def judged_by_units(problem: Problem, decision: Decision, seed: int, draws: int 
         running = static_bytes[:, here].sum(axis=1) + shared + in_flight + working[:, here].max(axis=1)
         peak = problem.stage_constant_bytes + np.maximum(running, updating[:, here].sum(axis=1))
         fits &= peak <= problem.memory_limit_bytes[stage]
-    times = simulated_ms(problem, forward_ms, backward_ms, weight_ms)
+    transfers = decision_transfers(problem, decision.counts)
+    times = simulated_ms(problem, forward_ms, backward_ms, weight_ms, transfers)
     return Judged(times.tolist(), fits.tolist())
 
 
