@@ -222,12 +222,12 @@ def _numbers(
     named: NamedOption, recompute: RecomputeModel, values: NDArray[np.float64], times: NDArray[np.float64]
 ) -> UnitOption:
     option = named.option
-    held = set(recompute.primitives)
+    held = [place for place in option.places if place in recompute.views]
     exchanged = [place for place in option.places if place.endswith(COMMUNICATION)]
     return UnitOption(
         name=named.name,
         cells=tuple(place for place in option.places if place not in held and place not in exchanged),
-        primitives=tuple(place for place in option.places if place in held),
+        primitives=tuple(dict.fromkeys((*held, *(view for place in held for view in recompute.views[place])))),
         communication=tuple(place.removesuffix(COMMUNICATION) for place in exchanged),
         saved_bytes=_whole_bytes(float(option.saved @ values)),
         extra_backward_ms=float(times[list(option.repeated)].sum()),
