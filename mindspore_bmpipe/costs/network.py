@@ -265,7 +265,8 @@ def _recipe_notes(found: Sequence[UnitCost], numbers: Mapping[int, _ModelNumbers
             f"{operation.replace(' 0.', ' ')} in {', '.join(units)}" for operation, units in missed.items()
         )
         notes.append(
-            f"the recipe select keeps what no cell holds a primitive for, functional forms for example: {listed}"
+            "the recipe select keeps what no cell is known to hold a primitive for (functional forms, files of "
+            f"mindspore.export): {listed}"
         )
     return notes
 
