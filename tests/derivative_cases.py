@@ -11,7 +11,17 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, mint, nn, ops
-from mindspore.ops.auto_generate import GroupedMatmul, GroupedMatmulV4, MoeTokenPermute, MoeTokenUnpermute
+from mindspore.ops.auto_generate import (
+    AddScalar,
+    Chunk,
+    GroupedMatmul,
+    GroupedMatmulV4,
+    MoeTokenPermute,
+    MoeTokenUnpermute,
+    SplitTensor,
+    SplitWithSize,
+    SubScalar,
+)
 from mindspore.ops.operations import nn_ops
 
 Shapes = Callable[[int, int, int], list[tuple[int, ...]]]
@@ -161,6 +171,14 @@ def round_(x: Tensor) -> Tensor:
 
 def trunc(x: Tensor) -> Tensor:
     return ops.trunc(x) + x
+
+
+def add_scalar_primitive(x: Tensor) -> Tensor:
+    return AddScalar()(x, 2.0, 3)
+
+
+def subtract_scalar_primitive(x: Tensor) -> Tensor:
+    return SubScalar()(x, 2.0, 3)
 
 
 def floor_divide(x: Tensor, y: Tensor) -> Tensor:
@@ -585,6 +603,21 @@ def split_sizes_view(x: Tensor) -> Tensor:
     return first * second
 
 
+def chunk_primitive(x: Tensor) -> Tensor:
+    first, second = Chunk()(x, 2, -1)
+    return first * second
+
+
+def split_primitive(x: Tensor) -> Tensor:
+    first, second = SplitTensor()(x, x.shape[-1] // 2, -1)
+    return first * second
+
+
+def split_sizes_primitive(x: Tensor) -> Tensor:
+    first, second = SplitWithSize()(x, (x.shape[-1] // 2, x.shape[-1] // 2), -1)
+    return first * second
+
+
 def flatten_extended(x: Tensor) -> Tensor:
     return mint.flatten(x, 1)
 
@@ -781,7 +814,7 @@ CASES: dict[str, list[tuple[Any, Shapes]]] = {
         (power_number, one), (power_of_number, one), (maximum, with_vector), (minimum, with_vector),
         (where, with_vector), (select, two), (masked_fill, one), (add_many, two), (bias_add, with_vector),
         (lerp, two), (xdivy, two), (floor, one), (ceil, one), (sign, one), (round_, one), (trunc, one),
-        (floor_divide, two),
+        (floor_divide, two), (add_scalar_primitive, one), (subtract_scalar_primitive, one),
     ],
     "elementwise": [
         (absolute, one), (atan, one), (cast, one), (clamp, one), (cosine, one), (sine, one), (dropout, one),
@@ -834,7 +867,8 @@ CASES: dict[str, list[tuple[Any, Shapes]]] = {
         (split_sizes, one), (split_sizes_view, one), (flatten_extended, one), (contiguous, one),
         (split_all, one), (chunk, one), (split_view, one), (unstack, one), (part, one), (row, one), (every_second, one),
         (plain_slice, one), (narrow, one), (pad, one), (pad_last, one), (roll, one), (flip, one), (tril, one),
-        (triu, one), (ones_and_zeros, one),
+        (triu, one), (ones_and_zeros, one), (chunk_primitive, one), (split_primitive, one),
+        (split_sizes_primitive, one),
     ],
     "indexing": [
         (gather, lambda b, s, h: [(s, h)]), (gather_inner, one), (gather_last, one),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
+from mindspore_bmpipe.costs.rules import work_of
+from mindspore_bmpipe.costs.rules.base import OperationView, argument_values
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
 
@@ -98,6 +100,25 @@ def vector_operations(graph: CellGraph, key: CellKey) -> Counter[Any]:
         for operation in graph.operations
         if operation.phase is Phase.BACKWARD and operation.primitive not in MATRIX_PRIMITIVES | VIEWS
     )
+
+
+def backward_flops(graph: CellGraph, key: CellKey, left_out: Collection[tuple[str, str]] = ()) -> dict[str, float]:
+    """Flops of backward operations by cell; ``left_out`` are primitives of cells that do not count."""
+    found: dict[str, float] = defaultdict(float)
+    for operation in graph.operations:
+        cell = key(operation.cell)
+        if operation.phase is not Phase.BACKWARD or (cell, operation.primitive) in left_out:
+            continue
+        kinds = {tensor: graph.tensors[tensor].type for tensor in read_tensors(operation)}
+        view = OperationView(
+            primitive=operation.primitive,
+            arguments=tuple(argument_values(argument, kinds) for argument in operation.arguments),
+            inputs=tuple(kinds[tensor] for tensor in read_tensors(operation)),
+            outputs=tuple(graph.tensors[tensor].type for tensor in operation.outputs),
+            attributes=operation.attributes,
+        )
+        found[cell] += float(work_of(view).flops)
+    return {cell: flops for cell, flops in found.items() if flops}
 
 
 def forward_operations(graph: CellGraph, key: CellKey) -> Counter[Any]:

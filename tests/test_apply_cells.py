@@ -307,6 +307,27 @@ def test_a_shared_primitive_recomputed_everywhere_is_fine() -> None:
     assert network.blocks[3].attention.softmax.attrs["recompute"] is True
 
 
+def test_communication_is_recomputed_around_the_primitives_of_a_cell(network: Network) -> None:
+    plan = make_plan(network, changes={"blocks.1": {"recompute_communication": ("blocks.1.attention",)}})
+    apply(network, plan)
+    attention = network.blocks[1].attention
+    assert attention.softmax.attrs["recompute_comm_op"] is True
+    assert "recompute_comm_op" not in network.blocks[0].attention.softmax.attrs
+    assert "recompute" not in attention.softmax.attrs
+    apply(network, plan)
+    with pytest.raises(InputError, match="softmax' already has recompute_comm_op True"):
+        apply(network, make_plan(network))
+
+
+def test_communication_of_cells_that_are_not_there_is_refused(network: Network) -> None:
+    changes = {"blocks.1": {"recompute_communication": ("blocks.0.attention", "blocks.9")}}
+    before = written(network)
+    with pytest.raises(InputError, match=r"no cell 'blocks\.0\.attention' to recompute communication of") as caught:
+        apply(network, make_plan(network, changes=changes))
+    assert "no cell 'blocks.9'" in str(caught.value)
+    assert written(network) == before
+
+
 def test_a_layer_table_plan_says_why_it_cannot_be_applied(network: Network) -> None:
     plan = make_plan(network)
     plan = dataclasses.replace(plan, units=tuple(dataclasses.replace(item, cells=()) for item in plan.units))

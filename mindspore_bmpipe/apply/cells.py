@@ -260,7 +260,7 @@ def _own_settings(found: _Network) -> list[str]:
                     "on; remove that call, the planner decides it"
                 )
             exchange = recomputes_communication(primitive)
-            if exchange is not None and (exchange is False or _join(path, attribute) not in found.exchanging):
+            if exchange is not None and exchange != (_join(path, attribute) in found.exchanging):
                 violations.append(
                     f"primitive {_join(path, attribute)!r} already has {RECOMPUTE_COMMUNICATION} {exchange}, which the "
                     "plan did not count on; remove it, the planner decides it"

@@ -244,12 +244,12 @@ def _numbers(
     named: NamedOption, recompute: RecomputeModel, values: NDArray[np.float64], times: NDArray[np.float64]
 ) -> UnitOption:
     option = named.option
-    held = set(recompute.primitives)
+    held = [place for place in option.places if place in recompute.views]
     exchanged = [place for place in option.places if place.endswith(COMMUNICATION)]
     return UnitOption(
         name=named.name,
         cells=tuple(place for place in option.places if place not in held and place not in exchanged),
-        primitives=tuple(place for place in option.places if place in held),
+        primitives=tuple(dict.fromkeys((*held, *(view for place in held for view in recompute.views[place])))),
         communication=tuple(place.removesuffix(COMMUNICATION) for place in exchanged),
         saved_bytes=_whole_bytes(float(option.saved @ values)),
         extra_backward_ms=float(times[list(option.repeated)].sum()),
@@ -287,7 +287,8 @@ def _recipe_notes(found: Sequence[UnitCost], numbers: Mapping[int, _ModelNumbers
             f"{operation.replace(' 0.', ' ')} in {', '.join(units)}" for operation, units in missed.items()
         )
         notes.append(
-            f"the recipe select keeps what no cell holds a primitive for, functional forms for example: {listed}"
+            "the recipe select keeps what no cell is known to hold a primitive for (functional forms, files of "
+            f"mindspore.export): {listed}"
         )
     return notes
 

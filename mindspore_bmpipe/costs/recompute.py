@@ -67,6 +67,8 @@ class RecomputeModel:
                 self._readers[storage].append(number)
         self._dropped = {cell: tuple(self._interior(cell)) for cell in self._inside}
         """Place -> (forward operation, those of its results that are dropped when the place is recomputed)."""
+        self.views: dict[str, Places] = {}
+        """Primitive -> primitives of views of its results, which MindSpore keeps unless they run again too."""
         self.primitives = tuple(self._add_primitives())
         """Primitives that may be recomputed, in order of first use: none of their results leaves the unit."""
         self.communication = tuple(self._add_communication())
@@ -147,9 +149,14 @@ class RecomputeModel:
             if operation.held_as and operation.held_as not in self._inside:
                 found[operation.held_as].append(number)
         for path, numbers in found.items():
-            if not any(self._forward[number].writes & self._model.results for number in numbers):
+            seen = dict.fromkeys(view for number in numbers for view in self._forward[number].views)
+            if "" not in seen and not any(self._forward[number].writes & self._model.results for number in numbers):
                 self._dropped[path] = tuple((number, self._forward[number].writes) for number in numbers)
+                self.views[path] = tuple(seen)
                 yield path
+        for views in self.views.values():
+            for view in views:
+                self._dropped.setdefault(view, ())
 
     def _add_communication(self) -> Iterable[str]:
         """Add what communication of cells drops: collectives that exchange shares, and cuts and joins around them."""

@@ -6,6 +6,7 @@ The unit's own operations are numbered forward first, then backward, views left 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,8 @@ class ModelOperation:
     held_as: str = ""
     """Path of the primitive that a cell holds for it, relative to the unit (``0.attention.softmax``); empty for
     functional forms and for what the compiler adds."""
+    views: tuple[str, ...] = ()
+    """The same of forward views of its results; empty text for a view that no cell holds a primitive for."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,7 @@ class _Builder:
         self._assume_elementwise = assume_elementwise
         self._number = index.unit_of[(unit.forward or unit.backward)[0]]
         self._basis = Basis(sorted(symbols))
+        self._views = self._forward_views()
         self._local: dict[int, int] = {}
         self._sizes: list[tuple[tuple[int, float], ...]] = []
 
@@ -254,8 +258,23 @@ class _Builder:
             writes=self._mask(operation.outputs),
             ranks=work.traffic.ranks if work.traffic else (),
             rounds=work.traffic.rounds if work.traffic else 0,
-            held_as=relative_cell(held, self._unit.cells) if (held := primitive_path(operation)) else "",
+            held_as=self._held_as(operation),
+            views=tuple(dict.fromkeys(view for made in operation.outputs for view in self._views.get(made, ()))),
         )
+
+    def _held_as(self, operation: Operation) -> str:
+        held = primitive_path(operation)
+        return relative_cell(held, self._unit.cells) if held else ""
+
+    def _forward_views(self) -> dict[int, list[str]]:
+        """Storage -> primitives of its forward views."""
+        found: dict[int, list[str]] = defaultdict(list)
+        for position in self._unit.forward:
+            operation = self._index.graph.operations[position]
+            if operation.primitive in VIEWS:
+                for made in operation.outputs:
+                    found[self._index.storage[made]].append(self._held_as(operation))
+        return dict(found)
 
     def _view(self, operation: Operation) -> OperationView:
         tensors = self._index.graph.tensors

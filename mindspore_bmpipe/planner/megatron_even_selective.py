@@ -3,8 +3,8 @@
 Algorithm: none; as `megatron_even_full` with `--recompute-granularity selective`.
 
 Source: Korthikanti et al., arXiv 2205.05198, section 5. Recompute policy: the option `select`, `selective` or `both`,
-the first that the table names, on every unit that has it. A table of a traced network names its options by cells, so
-that none of them is known to be the selective one; then this planner refuses.
+the first that the table names, on every unit that has it; without one this planner refuses. In a network read by
+this project it repeats gated products too, which Megatron-LM leaves alone.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ _ROWS = 20
 def unit_memory(costs: NetworkCosts, evaluated: EvaluatedCosts, sizes: Mapping[str, int], name: str) -> dict[str, Any]:
     """Tensors that a unit keeps for each micro-batch in flight under any of its recompute options, largest first.
 
+    Options that do the same as another are left out.
+
     Args:
         costs: costs of the network.
         evaluated: the same at given sizes, with the options offered to the planner.
@@ -40,6 +42,7 @@ def unit_memory(costs: NetworkCosts, evaluated: EvaluatedCosts, sizes: Mapping[s
             0
         ]
         for option in numbers.options
+        if not option.equals
     }
     # Equal units share a model, whose storages are named after the first of them.
     first = costs.split.units[costs.models.index(model)]
