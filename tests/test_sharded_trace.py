@@ -44,8 +44,8 @@ SHARDING = Sharding(data_parallel=2, tensor_parallel=2)
 SETTINGS = {"layers": 2, "batch": 4}
 DEGREES = {"data_parallel": 2, "tensor_parallel": 2}
 MOVED_BACKWARD = frozenset({"loss", "position", "embedding_dropout"})
-"""Units whose backward flops differ: the mean of the loss divides constants, which derivative rules fold; GPT's position
-table has its gradient in the unit behind it."""
+"""Units whose backward flops differ: the mean of the loss divides constants, which derivative rules fold, and the
+gradient of GPT's position table is in the unit behind it."""
 B, S = symbol("b"), symbol("s")
 H, VOCAB = 64, 256
 
