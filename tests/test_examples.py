@@ -34,8 +34,8 @@ BUILDS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{name: built for name, built in FAMILIES.items() if name != "deepseek-dropless"},  # its kernels are Ascend's
     "llama-tied": (llama.factory, {"tied": True, "kv_heads": 4, "dtype": "float16"}),
     "gpt-alibi": (gpt.factory, {"alibi": True, "tied": False, "heads": 2}),
-    "llama-sharded": (llama_sharded.factory, {"tensor_parallel": 2}),
-    "gpt-sharded": (gpt_sharded.factory, {"tensor_parallel": 2}),
+    "llama-sharded": (llama_sharded.factory, {"tensor_parallel": 2, "sequence_parallel": True}),
+    "gpt-sharded": (gpt_sharded.factory, {"tensor_parallel": 2, "sequence_parallel": True}),
     "vision-language": (vision_language.factory, {}),
 }
 EXTRA_LOSS = {"bert": math.log(2), "deepseek": deepseek.PREDICTION_WEIGHT * math.log(256)}

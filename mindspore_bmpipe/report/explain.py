@@ -47,6 +47,7 @@ def explain(
                 "forward_ms": numbers.forward_ms,
                 "backward_ms": numbers.backward_ms,
                 **_communication_ms(model, hardware, sizes),
+                "collectives": _collectives(model),
                 "options": [
                     {
                         "name": option.name,
@@ -103,6 +104,20 @@ def _communication_ms(model: UnitModel, hardware: Hardware, sizes: Mapping[str, 
     }
 
 
+def _collectives(model: UnitModel) -> list[dict[str, Any]]:
+    """Exchanges with other ranks of the stage, in order of first use, equal ones together."""
+    found: dict[tuple[str, str, int, str], int] = {}
+    for operation, sent in zip(model.operations, model.sent_bytes, strict=True):
+        if operation.ranks:
+            size = str(model.basis.expression(sent))
+            key = (operation.phase.value, operation.primitive, len(operation.ranks), size)
+            found[key] = found.get(key, 0) + 1
+    return [
+        {"phase": phase, "primitive": primitive, "ranks": ranks, "sent_bytes": size, "count": count}
+        for (phase, primitive, ranks, size), count in found.items()
+    ]
+
+
 def render_explanation(document: Mapping[str, Any]) -> str:
     """The same for people."""
     sizes = ", ".join(f"{name} = {value}" for name, value in document["sizes"].items()) or "fixed sizes"
@@ -116,6 +131,11 @@ def render_explanation(document: Mapping[str, Any]) -> str:
         if unit["forward_communication_ms"] or unit["backward_communication_ms"]:
             for key in ("forward_sent_bytes", "backward_sent_bytes"):
                 parts.append(f"  {key:<21} {unit[key]}")
+            for item in unit["collectives"]:
+                parts.append(
+                    f"  {item['phase']:<21} {item['count']} x {item['primitive']} among {item['ranks']} ranks, "
+                    f"{item['sent_bytes']} bytes sent each"
+                )
             for part in ("forward", "backward"):
                 parts.append(
                     f"  {part + '_link_ms':<21} {unit[part + '_communication_ms']:.3f} of {unit[part + '_ms']:.3f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,8 +80,8 @@ class Site:
         return device_matrix(sizes, self.ranks, self.where)
 
     def batch_parts(self, size: Any) -> int:
-        """Parts that MindSpore cuts a first axis into where there is no strategy: one a rank, if they are equal."""
-        return self.ranks if self.value(size) % self.ranks == 0 else 1
+        """Parts that MindSpore cuts a first axis into where there is no strategy: as many as divide axis and ranks."""
+        return math.gcd(self.value(size), self.ranks)
 
     def refused(self, what: str) -> InputError:
         """The error for a strategy that is not modelled."""

@@ -1,8 +1,7 @@
 """What MindSpore does between two layouts of one tensor: collectives and slices, in its order.
 
-The order is that of its `RedistributionOperatorInfer`: cut what no other axis holds, move a cut from one axis to
-another by gathering and cutting again, gather what the new layout does not cut. `tools/verified_sharding.py` compares
-the result with graphs that MindSpore compiles.
+The order is that of its `RedistributionOperatorInfer` without `AlltoAll`, its default. `tools/verified_sharding.py`
+compares the result with graphs that MindSpore compiles.
 """
 
 from __future__ import annotations
@@ -189,60 +188,33 @@ def _expanded(
 
 
 def _steps(before: Layout, after: Layout) -> tuple[Step, ...]:
+    """Cut, gather what is in no cut of the new layout, cut again; break what stands in a circle by gathering it.
+
+    Last axes come first, as MindSpore's container of axes gives them.
+    """
     steps: list[Step] = []
-    holds = {axis: cuts[0] if cuts else None for axis, cuts in enumerate(before)}
     wanted = [cuts[0] if cuts else None for cuts in after]
+    holds = {axis: before[axis][0] if before[axis] else None for axis in reversed(range(len(before)))}
 
-    def settle() -> None:
-        for axis in [axis for axis, cut in holds.items() if cut == wanted[axis]]:
-            del holds[axis]
+    def is_left(axis: int) -> bool:
+        return holds[axis] != wanted[axis]
 
-    def cut_free_axes() -> bool:
+    def gather(axis: int) -> None:
+        cut = holds[axis]
+        assert cut is not None
+        steps.append(Step(True, axis, cut))
+        holds[axis] = None
+
+    while any(map(is_left, holds)):
         count = len(steps)
-        for axis in list(holds):
+        for axis in filter(is_left, holds):
             cut = wanted[axis]
             if holds[axis] is None and cut is not None and cut not in holds.values():
                 steps.append(Step(False, axis, cut))
-                del holds[axis]
-        return len(steps) > count
-
-    def move_cuts() -> bool:
-        count = len(steps)
-        for axis in list(holds):
-            cut = wanted[axis]
-            if axis in holds and holds[axis] is None and cut is not None and cut in holds.values():
-                source = next(other for other, held in holds.items() if held == cut)
-                steps.extend((Step(True, source, cut), Step(False, axis, cut)))
-                del holds[axis]
-                holds[source] = None
-        return len(steps) > count
-
-    def gather_unwanted() -> bool:
-        count = len(steps)
-        for axis in list(holds):
-            cut = holds[axis]
-            if cut is not None and cut not in wanted:
-                steps.append(Step(True, axis, cut))
-                holds[axis] = None
-        return len(steps) > count
-
-    settle()
-    while holds:
-        moved = False
-        while True:
-            progress = cut_free_axes()
-            settle()
-            while move_cuts():
-                progress = True
-                settle()
-            moved = moved or progress
-            if not progress:
-                break
-        moved = gather_unwanted() or moved
-        settle()
-        if holds and not moved:
-            axis, cut = next((axis, cut) for axis, cut in holds.items() if cut is not None)
-            steps.append(Step(True, axis, cut))
-            holds[axis] = None
-            settle()
+                holds[axis] = cut
+        for axis in filter(is_left, holds):
+            if holds[axis] is not None and holds[axis] not in wanted:
+                gather(axis)
+        if len(steps) == count:
+            gather(next(axis for axis in filter(is_left, holds) if holds[axis] is not None))
     return tuple(steps)

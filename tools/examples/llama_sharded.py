@@ -55,7 +55,9 @@ def factory(
         for add in (block.add_attention, block.add_feed_forward):
             add.shard((between, between))
     _shard_norm(network.norm, between)
-    network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, 1)))
+    # A table that is the head as well is cut by rows, so that its ranks look up the same tokens.
+    tokens = 1 if network.tied else between[1]
+    network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, tokens)))
     _shard_head(network.head, rows, columns)
     return network, inputs
 
