@@ -276,8 +276,8 @@ WITHOUT_CASE = frozenset(
 
 @pytest.mark.long
 def test_every_rule_is_tested_against_mindspore() -> None:
-    # MindSpore compiles no View in graph mode, and MoeTokenUnpermute as InnerMoeTokenUnpermute; only networks that ranks
-    # share have collectives (test_logical_sharding.py).
+    # MindSpore compiles no View in graph mode, and MoeTokenUnpermute as InnerMoeTokenUnpermute; only networks that
+    # ranks share have collectives (test_logical_sharding.py).
     untested = {"MoeTokenUnpermute", "View", "AllGather", "AllReduce", "ReduceScatter"}
     seen: set[str] = set()
     anywhere: set[str] = set()
