@@ -149,13 +149,14 @@ def test_paths_of_many_plans_are_those_of_each() -> None:
     rng = np.random.default_rng(3)
     schedule = make_schedule("zero_bubble_v", 3, 2, 7)
     forward, backward, weight = rng.random((3, 5, 6))
-    both = critical_paths(schedule, forward, backward, 0.3, weight)
-    times = step_times(schedule, forward, backward, 0.3, weight)
+    transfers = rng.random((5, 5))
+    both = critical_paths(schedule, forward, backward, transfers, weight)
+    times = step_times(schedule, forward, backward, transfers, weight)
     assert len(both) == 10
     for index, path in enumerate(both):
         plan = index // 2
         length = forward[plan] @ path.forward + backward[plan] @ path.backward + weight[plan] @ path.weight
-        assert length + 0.3 * path.transfers == pytest.approx(times[plan])
+        assert length + transfers[plan] @ path.transfers == pytest.approx(times[plan])
 
 
 @pytest.mark.parametrize("kind", ["1f1b", "seqpipe"])
