@@ -188,13 +188,13 @@ def _expanded(
 
 
 def _steps(before: Layout, after: Layout) -> tuple[Step, ...]:
-    """Cut, gather what is in no cut of the new layout, cut again; break what stands in a circle by gathering it.
+    """Cut what no axis holds, gather what no axis wants, then gather what another axis wants, and so on.
 
-    Last axes come first, as MindSpore's container of axes gives them.
+    First axes come first.
     """
     steps: list[Step] = []
     wanted = [cuts[0] if cuts else None for cuts in after]
-    holds = {axis: before[axis][0] if before[axis] else None for axis in reversed(range(len(before)))}
+    holds = {axis: before[axis][0] if before[axis] else None for axis in range(len(before))}
 
     def is_left(axis: int) -> bool:
         return holds[axis] != wanted[axis]
@@ -216,5 +216,7 @@ def _steps(before: Layout, after: Layout) -> tuple[Step, ...]:
             if holds[axis] is not None and holds[axis] not in wanted:
                 gather(axis)
         if len(steps) == count:
-            gather(next(axis for axis in filter(is_left, holds) if holds[axis] is not None))
+            left = [axis for axis in filter(is_left, holds) if holds[axis] is not None]
+            asked = [wanted[axis] for axis in filter(is_left, holds) if holds[axis] is None]
+            gather(next((axis for axis in left if holds[axis] in asked), left[0]))
     return tuple(steps)
