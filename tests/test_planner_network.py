@@ -72,6 +72,7 @@ def test_the_choice_is_the_best_of_all_single_settings(costs: NetworkCosts, samp
         for setting, time in times.items():
             best[setting[part]] = min(time, best.get(setting[part], time))
         assert len({round(time, 6) for time in best.values()}) > 1
-    for size in sizes:
+    # MindSpore refuses a single micro-batch.
+    for size in sizes[:-1]:
         assert f"{samples // size} micro-batches of {size}" in plan.solver.message
     assert check_plan(plan, subject) == []
