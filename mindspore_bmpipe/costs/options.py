@@ -16,6 +16,9 @@ MOST_COMBINATIONS = 32
 """Combinations kept while combinations of cells and primitives are formed; more did not change any frontier of the
 example networks."""
 
+MOST_PLACES = 6
+"""Cells and primitives that an option beside the recipes may name; more would not be read."""
+
 Measure = Callable[[Places], tuple[float, float]]
 """Kept bytes and extra milliseconds of a choice."""
 
@@ -52,7 +55,11 @@ def named_options(
     """
     measure = measure_of(model, operation_ms, monomials, unit)
     points = {measure(places) for places in recipes.places.values()}
-    others = [places for places in combinations(model, measure, unit) if measure(places) not in points]
+    others = [
+        places
+        for places in combinations(model, measure, unit)
+        if len(places) <= MOST_PLACES and measure(places) not in points
+    ]
     # What a recipe beats is not worth its place either.
     others = [places for places in others if not any(_beats(point, measure(places)) for point in points)]
     ends = [recipes.places["none"], recipes.places["full"]]
@@ -140,7 +147,9 @@ def chains(model: RecomputeModel, unit: UnitModel) -> list[Places]:
 
 
 def _joined(some: Places, more: Places) -> Places:
-    return tuple(dict.fromkeys((*some, *more)))
+    """Both; inside a recomputed cell, MindSpore has a primitive follow the cell."""
+    outside = (place for place in more if not any(place.startswith(f"{cell}.") for cell in some))
+    return tuple(dict.fromkeys((*some, *outside)))
 
 
 def _pareto(candidates: Iterable[Places], measure: Measure) -> list[Places]:
