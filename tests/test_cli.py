@@ -332,7 +332,7 @@ def test_settings_that_a_network_cannot_honour(
     traced_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for change, message in (
-        ({"tensor_parallel": 2}, "use trace --sharded"),
+        ({"tensor_parallel": 2}, "has a strategy, so nothing says what each rank would run"),
         ({"expert_parallel": 2}, "expert_parallel: 2 is not modelled"),
         ({"data_parallel": 3}, "does not divide the traced micro-batch of 2"),
         ({"hardware": "abacus"}, "'abacus' is unknown; known are"),
