@@ -302,6 +302,14 @@ def test_gradients_of_weights_are_told_from_those_of_inputs(name: str, elements:
     assert norm.weight_gradients == ()
 
 
+def test_norms_with_weights_are_recomputed_as_cells_only() -> None:
+    """MindSpore does not compile a recomputed primitive that reads a weight beside a recomputed cell."""
+    recompute = RecomputeModel(model_of(costs_of("gpt"), "blocks.0"))
+    assert "0.attention_norm" in recompute.cells
+    assert "0.attention_norm.layer_norm" not in recompute.primitives
+    assert "0.attention.core.softmax" in recompute.primitives
+
+
 def test_costs_do_not_depend_on_the_size_that_was_traced() -> None:
     network, inputs = build("llama", batch=1, sequence=32)
     other = network_costs(trace(network, *inputs))

@@ -52,6 +52,8 @@ class ModelOperation:
     held_as: str = ""
     """Path of the primitive that a cell holds for it, relative to the unit (``0.attention.softmax``); empty for
     functional forms and for what the compiler adds."""
+    reads_weight: bool = False
+    """Whether one of its operands is a weight."""
     views: tuple[str, ...] = ()
     """The same of forward views of its results; empty text for a view that no cell holds a primitive for."""
 
@@ -259,6 +261,7 @@ class _Builder:
             ranks=work.traffic.ranks if work.traffic else (),
             rounds=work.traffic.rounds if work.traffic else 0,
             held_as=self._held_as(operation),
+            reads_weight=any(tensors[t].parameter is not None for t in read_tensors(operation)),
             views=tuple(dict.fromkeys(view for made in operation.outputs for view in self._views.get(made, ()))),
         )
 
