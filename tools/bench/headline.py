@@ -127,10 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="LAYOUT/ROOM", help="this instance; may be given again")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds of each planner (default %(default)s)")
     parser.add_argument(
-        "--joint-limit", type=float, default=12.0, help="seconds for all schedules, 0 for none (default %(default)s)"
+        "--joint-limit", type=float, default=8.0, help="seconds for all schedules, 0 for none (default %(default)s)"
     )
     parser.add_argument(
-        "--wrong-limit", type=float, default=3.0, help="seconds of a plan with wrong costs (default %(default)s)"
+        "--wrong-limit", type=float, default=2.0, help="seconds of a plan with wrong costs (default %(default)s)"
     )
     parser.add_argument("--seeds", type=int, default=3, help="draws of wrong costs, 0 for none (default %(default)s)")
     parser.add_argument("--most-chunks", type=int, default=MOST_CHUNKS, help="of all schedules (default %(default)s)")
