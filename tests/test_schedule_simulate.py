@@ -14,7 +14,6 @@ import pytest
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.schedule import (
     Schedule,
-    critical_path,
     critical_paths,
     make_schedule,
     simulate,
@@ -129,8 +128,7 @@ def test_random_orders_agree_with_the_event_simulation(seed: int) -> None:
         assert (timed.start_ms, timed.end_ms) == pytest.approx(expected[timed.stage, timed.action])
     longest = max(end for _, end in expected.values())
     assert step_times(schedule, forward, backward, transfer, weight)[0] == pytest.approx(longest)
-    for prefer_stage in (True, False):
-        path = critical_path(schedule, forward, backward, transfer, weight, prefer_stage)
+    for path in critical_paths(schedule, forward, backward, transfer, weight):
         length = np.dot(path.forward, forward) + np.dot(path.backward, backward) + np.dot(path.weight, weight)
         assert length + np.dot(path.transfers, transfers) == pytest.approx(longest)
 
@@ -139,7 +137,7 @@ def test_random_orders_agree_with_the_event_simulation(seed: int) -> None:
 def test_a_path_bounds_the_time_of_every_other_plan(seed: int) -> None:
     rng = np.random.default_rng(seed)
     schedule = make_schedule("1f1b", 5, 1, 7)
-    path = critical_path(schedule, rng.random(5), rng.random(5), 0.3)
+    path = critical_paths(schedule, rng.random(5), rng.random(5), 0.3)[0]
     forward, backward = rng.random((50, 5)), rng.random((50, 5))
     lengths = forward @ path.forward + backward @ path.backward + sum(path.transfers) * 0.3
     assert (lengths <= step_times(schedule, forward, backward, 0.3) + 1e-12).all()

@@ -13,7 +13,7 @@ from mindspore_bmpipe.schedule import (
     MemoryPoint,
     Schedule,
     critical_actions,
-    critical_path,
+    critical_paths,
     in_flight_rows,
     make_schedule,
     memory_curve,
@@ -124,7 +124,7 @@ def test_the_critical_actions_run_without_a_gap(seed: int) -> None:
     )
     assert path[0].start_ms == pytest.approx(0.0)
     assert path[-1].end_ms == pytest.approx(step)
-    counts = critical_path(schedule, forward, backward, transfer, weight)
+    counts = critical_paths(schedule, forward, backward, transfer, weight)[0]
     sends = 0
     for before, after in pairwise(path):
         sends += before.stage != after.stage

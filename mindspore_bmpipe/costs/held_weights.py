@@ -8,7 +8,8 @@ from mindspore_bmpipe.graph.units import Unit
 
 SPLIT_PRODUCT = "MatMul"
 """The operation whose weight gradients the compiler puts off where it splits backwards; `BatchMatMul` is none."""
-_SAME_VALUE = frozenset({"Cast", *VIEWS})
+SAME_VALUE = frozenset({"Cast", *VIEWS})
+"""Operations that give the same values in another type or shape."""
 
 
 def held_weights(graph: CellGraph, unit: Unit) -> tuple[str, ...]:
@@ -32,6 +33,6 @@ def _weight_behind(graph: CellGraph, tensor: int) -> str | None:
     """The weight that a tensor is, perhaps in another type or shape; `None` if it is none."""
     while True:
         name, producer = graph.tensors[tensor].parameter, graph.tensors[tensor].producer
-        if name is not None or producer is None or graph.operations[producer].primitive not in _SAME_VALUE:
+        if name is not None or producer is None or graph.operations[producer].primitive not in SAME_VALUE:
             return name
         tensor = next(iter(read_tensors(graph.operations[producer])))

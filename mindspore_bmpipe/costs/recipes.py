@@ -18,7 +18,7 @@ recompute these primitives by default, and rotary positions beside them, whose r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mindspore_bmpipe.costs.recompute import Places, RecomputeModel
@@ -98,7 +98,8 @@ class _Flow:
             if operation.primitive in _FUSED_ATTENTION:
                 found.add(number)
             elif operation.primitive in _SOFTMAX:
-                before, after = self._up_to_product(number), self._down_to_product(number)
+                before = self._as_far_as_product(number, self._makers)
+                after = self._as_far_as_product(number, self._readers_of)
                 if before and after:
                     found |= before | after | {number}
         for number in sorted(found):
@@ -138,24 +139,14 @@ class _Flow:
         """Whether an operation is a matrix product without a weight; weights are no storages of the model."""
         return self._is_product(number) and len(indices_of(self._operations[number].reads)) > 1
 
-    def _up_to_product(self, number: int) -> set[int]:
-        """Operations that lead from a product of activations to an operation, the product included."""
+    def _as_far_as_product(self, number: int, following: Callable[[int], list[int]]) -> set[int]:
+        """Operations between an operation and products of activations, these included; `following` says which way."""
         found: set[int] = set()
-        for maker in self._makers(number):
-            if self._is_product(maker):
-                found |= {maker} if self._multiplies_activations(maker) else set()
-            elif before := self._up_to_product(maker):
-                found |= before | {maker}
-        return found
-
-    def _down_to_product(self, number: int) -> set[int]:
-        """Operations that lead from an operation to a product of activations, the product included."""
-        found: set[int] = set()
-        for reader in self._readers_of(number):
-            if self._is_product(reader):
-                found |= {reader} if self._multiplies_activations(reader) else set()
-            elif after := self._down_to_product(reader):
-                found |= after | {reader}
+        for other in following(number):
+            if self._is_product(other):
+                found |= {other} if self._multiplies_activations(other) else set()
+            elif beyond := self._as_far_as_product(other, following):
+                found |= beyond | {other}
         return found
 
     def _made_from_nothing(self, numbers: Iterable[int]) -> set[int]:

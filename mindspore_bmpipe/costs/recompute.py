@@ -145,16 +145,13 @@ class RecomputeModel:
     def _add_primitives(self) -> Iterable[str]:
         """Add what primitives drop: all of their results."""
         found: dict[str, list[int]] = defaultdict(list)
-        weighted: set[str] = set()
         for number, operation in enumerate(self._forward):
             if operation.held_as and operation.held_as not in self._inside:
                 found[operation.held_as].append(number)
-            # MindSpore does not compile these beside recomputed cells ("multiple U Monad"); their own cells will do.
-            if operation.reads_weight:
-                weighted.add(operation.held_as)
         for path, numbers in found.items():
             seen = dict.fromkeys(view for number in numbers for view in self._forward[number].views)
-            if path in weighted:
+            # MindSpore does not compile these beside recomputed cells ("multiple U Monad"); their own cells will do.
+            if any(self._forward[number].reads_weight for number in numbers):
                 continue
             if "" not in seen and not any(self._forward[number].writes & self._model.results for number in numbers):
                 self._dropped[path] = tuple((number, self._forward[number].writes) for number in numbers)

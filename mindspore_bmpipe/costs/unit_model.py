@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from mindspore_bmpipe.costs.graph_index import GraphIndex
 from mindspore_bmpipe.costs.hardware import Hardware
+from mindspore_bmpipe.costs.held_weights import SAME_VALUE, SPLIT_PRODUCT
 from mindspore_bmpipe.costs.polynomial import Basis
 from mindspore_bmpipe.costs.rules import VIEWS, work_of
 from mindspore_bmpipe.costs.rules.base import Engine, OperationView, Work, argument_values, size_bytes
 from mindspore_bmpipe.graph.cell_graph import Operation, Phase, primitive_path, read_tensors
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.units import Unit
-
-_PASSED_ON = VIEWS | {"Cast"}
-"""Operations between the product that makes a gradient and the gradient in its final type."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ class UnitModel:
         Just these MindSpore's compiler runs apart where a schedule splits the backward.
         """
         backward = range(self.forward_count, len(self.operations))
-        products = (number for number in backward if self.operations[number].primitive == "MatMul")
+        products = (number for number in backward if self.operations[number].primitive == SPLIT_PRODUCT)
         return tuple(sorted({number for product in products for number in self._to_a_weight(product)}))
 
     def _to_a_weight(self, product: int) -> list[int]:
@@ -151,7 +149,7 @@ class UnitModel:
         while not self.operations[chain[-1]].writes & self.discarded:
             made = self.operations[chain[-1]].writes
             readers = [number for number, operation in enumerate(self.operations) if operation.reads & made]
-            if len(readers) != 1 or self.operations[readers[0]].primitive not in _PASSED_ON:
+            if len(readers) != 1 or self.operations[readers[0]].primitive not in SAME_VALUE:
                 return []
             chain.extend(readers)
         return chain
@@ -387,7 +385,7 @@ def _held(index: GraphIndex, unit: int) -> frozenset[int]:
             continue
         while own:
             reads = read_tensors(operations[own[0]])
-            if operations[own.pop(0)].primitive in _PASSED_ON:
+            if operations[own.pop(0)].primitive in SAME_VALUE:
                 own.extend(maker for tensor in reads if (maker := tensors[tensor].producer) is not None)
             else:
                 found.update(index.storage[tensor] for tensor in reads if not index.is_static(index.storage[tensor]))

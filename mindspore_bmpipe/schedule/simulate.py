@@ -96,23 +96,6 @@ def timeline(
     return tuple(timed)
 
 
-def critical_path(
-    schedule: Schedule,
-    forward_ms: npt.ArrayLike,
-    backward_ms: npt.ArrayLike,
-    transfer_ms: npt.ArrayLike = 0.0,
-    weight_ms: npt.ArrayLike | None = None,
-    prefer_stage: bool = True,
-) -> PathCounts:
-    """Counts along a longest path of one plan (shapes (K,)).
-
-    Where two predecessors end at the same time, the path stays on the stage if `prefer_stage`, else it follows the
-    data: the two answers are different, equally long paths.
-    """
-    both = critical_paths(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
-    return both[0 if prefer_stage else 1]
-
-
 def critical_paths(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
@@ -120,7 +103,10 @@ def critical_paths(
     transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
 ) -> list[PathCounts]:
-    """Both answers of `critical_path`, that of `prefer_stage` first, for each of many plans (shapes (plans, K))."""
+    """Counts along two longest paths of each plan, shapes (K,) or (plans, K).
+
+    Where two predecessors end at the same time, the first path stays on the stage and the second follows the data.
+    """
     graph = dependency_graph(schedule)
     durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
     block = max(1, _MAX_CELLS // (graph.size + 1))

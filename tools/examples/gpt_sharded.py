@@ -55,7 +55,7 @@ def factory(
         feed_forward = block.feed_forward
         _shard_columns(feed_forward.up, rows, columns)
         feed_forward.activation = Activation(ops.GeLU(), ((rows, 1, columns),))
-        _shard_rows(feed_forward.down, rows, columns, sequence_parallel)
+        shard_rows(feed_forward.down, rows, columns, sequence_parallel)
         for add in (block.add_attention, block.add_feed_forward):
             add.shard((between, between))
     network.head.matmul.shard(((rows, 1), (columns, 1)))
@@ -71,7 +71,8 @@ def _shard_columns(dense: nn.Dense, rows: int, columns: int) -> None:
     dense.bias_add.shard(((rows, columns), (columns,)))
 
 
-def _shard_rows(dense: nn.Dense, rows: int, columns: int, sequence_parallel: bool) -> None:
+def shard_rows(dense: nn.Dense, rows: int, columns: int, sequence_parallel: bool) -> None:
+    """Split a dense layer by its inputs; with `sequence_parallel` every rank keeps the sums of its own tokens."""
     shard_row_product(dense.matmul, rows, columns, sequence_parallel)
     dense.bias_add.shard(((rows * columns if sequence_parallel else rows, 1), (1,)))
 
@@ -90,4 +91,4 @@ def _shard_attention(attention: gpt.Attention, rows: int, columns: int, sequence
     core.weights_dropout.dropout.shard((heads,))
     core.weigh.shard((heads, heads))
     attention.merge.transpose.shard((heads,))
-    _shard_rows(attention.o_proj, rows, columns, sequence_parallel)
+    shard_rows(attention.o_proj, rows, columns, sequence_parallel)

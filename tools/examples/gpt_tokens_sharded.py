@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from tools.examples import gpt, gpt_sharded
 from tools.examples.common import Activation
@@ -62,14 +62,8 @@ def factory(
         for add in (block.add_attention, block.add_feed_forward):
             add.shard((states, states))
         for product in (block.attention.o_proj, block.feed_forward.down):
-            _scatter(product, rows, columns)
+            gpt_sharded.shard_rows(product, rows, columns, sequence_parallel=True)
         block.feed_forward.activation = Activation(ops.GeLU(), ((rows, columns),))
     for norm in (network.norm, *(n for b in network.blocks for n in (b.attention_norm, b.feed_forward_norm))):
         norm.layer_norm.shard((states, (1,), (1,)))
     return network, inputs
-
-
-def _scatter(dense: nn.Dense, rows: int, columns: int) -> None:
-    """A product split along what is summed leaves every rank the sums of its own tokens."""
-    dense.matmul.shard(((rows, columns), (1, columns)), ((rows * columns, 1),))
-    dense.bias_add.shard(((rows * columns, 1), (1,)))
