@@ -9,16 +9,16 @@
 | ``full`` | the whole unit |
 
 The core of attention is everything between the product of queries and keys and the product with values, both included
-(Korthikanti et al., arXiv 2205.05198, section 5), or the fused kernel; heads repeated for groups of queries and masks
-made from nothing run again with it. A gate is a product of two activations, one of them through an activation function,
-that a weight multiplies next (arXiv 2002.05202). ``select_recompute`` and ``select_comm_recompute`` of MindFormers
-recompute these primitives by default, and rotary positions beside them, whose repetition saves nothing.
+(Korthikanti et al., arXiv 2205.05198, section 5), or the fused kernel; heads repeated for groups of queries run again
+with it, and a mask made from nothing is kept. A gate is a product of two activations, one of them through an activation
+function, that a weight multiplies next (arXiv 2002.05202). ``select_recompute`` and ``select_comm_recompute`` of
+MindFormers recompute these primitives by default, and rotary positions beside them, whose repetition saves nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindspore_bmpipe.costs.recompute import Places, RecomputeModel
@@ -79,17 +79,11 @@ class _Flow:
         self._operations = unit.operations[: unit.forward_count]
         self._maker: dict[int, int] = {}
         self._readers: dict[int, list[int]] = defaultdict(list)
-        self._from_nothing: set[int] = set()
         for number, operation in enumerate(self._operations):
             for storage in indices_of(operation.writes):
                 self._maker[storage] = number
             for storage in indices_of(operation.reads):
                 self._readers[storage].append(number)
-            if all(
-                self._maker.get(storage) in self._from_nothing and self._maker[storage] != number
-                for storage in indices_of(operation.reads)
-            ):
-                self._from_nothing.add(number)
 
     def attention_cores(self) -> set[int]:
         """Operations of all attention cores."""
@@ -106,7 +100,7 @@ class _Flow:
             for maker in self._makers(number):
                 if self._operations[maker].primitive in _REPEATS:
                     found.add(maker)
-        return found | self._made_from_nothing(found)
+        return found
 
     def gates(self) -> set[int]:
         """Products of gates and the activation functions in front of them."""
@@ -147,17 +141,6 @@ class _Flow:
                 found |= {other} if self._multiplies_activations(other) else set()
             elif beyond := self._as_far_as_product(other, following):
                 found |= beyond | {other}
-        return found
-
-    def _made_from_nothing(self, numbers: Iterable[int]) -> set[int]:
-        """Operations on constants alone that make what some operations read."""
-        found: set[int] = set()
-        waiting = list(numbers)
-        while waiting:
-            for maker in self._makers(waiting.pop()):
-                if maker in self._from_nothing and maker not in found:
-                    found.add(maker)
-                    waiting.append(maker)
         return found
 
     def _through(self, number: int, primitives: frozenset[str]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspore_bmpipe.costs.polynomial import undominated
-from mindspore_bmpipe.costs.unit_model import ModelOperation, UnitModel, indices_of, relative_cell
+from mindspore_bmpipe.costs.unit_model import ModelOperation, UnitModel, indices_of, made_from_nothing, relative_cell
 from mindspore_bmpipe.graph.cell_graph import EXCHANGES, SHARES
 
 COMMUNICATION = ":communication"
@@ -144,6 +144,7 @@ class RecomputeModel:
 
     def _add_primitives(self) -> Iterable[str]:
         """Add what primitives drop: all of their results."""
+        from_nothing = made_from_nothing(self._forward)
         found: dict[str, list[int]] = defaultdict(list)
         for number, operation in enumerate(self._forward):
             if operation.held_as and operation.held_as not in self._inside:
@@ -152,6 +153,10 @@ class RecomputeModel:
             seen = dict.fromkeys(view for number in numbers for view in self._forward[number].views)
             # MindSpore does not compile these beside recomputed cells ("multiple U Monad"); their own cells will do.
             if any(self._forward[number].reads_weight for number in numbers):
+                continue
+            # The compiler makes equal masks once for all units, and what recomputed primitives read each other's
+            # results runs again together: with the mask, those of all units at the first of their backwards.
+            if any(number in from_nothing for number in numbers):
                 continue
             if "" not in seen and not any(self._forward[number].writes & self._model.results for number in numbers):
                 self._dropped[path] = tuple((number, self._forward[number].writes) for number in numbers)

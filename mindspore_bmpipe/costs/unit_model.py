@@ -81,7 +81,8 @@ class UnitModel:
     keepable: int
     """Storages that forward leaves for backward: results of forward operations and inputs of the unit."""
     shared: int
-    """Inputs of the network that several units read; a stage keeps them once, not once per unit."""
+    """What a stage keeps once, not once per unit: inputs of the network that several units read, and what is made from
+    nothing for operations that run again."""
     arriving: int
     """Gradients that other units' backward leaves for this one."""
     results: int
@@ -164,6 +165,17 @@ def indices_of(mask: int) -> list[int]:
     return [position for position in range(mask.bit_length()) if mask >> position & 1]
 
 
+def made_from_nothing(operations: Sequence[ModelOperation]) -> frozenset[int]:
+    """Operations that depend on nothing but constants, as those that make a causal mask; weights aside."""
+    made = 0
+    found = []
+    for number, operation in enumerate(operations):
+        if not operation.reads & ~made and not operation.reads_weight:
+            found.append(number)
+            made |= operation.writes
+    return frozenset(found)
+
+
 def unit_signature(index: GraphIndex, unit: Unit) -> Hashable:
     """Equal for units whose models are equal: same operations on same types, wired the same way."""
     local: dict[int, int] = {}
@@ -232,6 +244,7 @@ class _Builder:
             moved.append(self._basis.terms(work.read_bytes + work.written_bytes))
             forward_count += operation.phase is Phase.FORWARD
         masks = self._masks()
+        masks["shared"] |= _merged(operations[:forward_count], operations[forward_count:])
         return UnitModel(
             basis=self._basis,
             operations=tuple(operations),
@@ -372,6 +385,19 @@ def _is_shared(index: GraphIndex, storage: int) -> bool:
     if index.made_by(storage) is not None or index.is_static(storage):
         return False
     return len(index.forward_readers.get(storage, frozenset())) > 1
+
+
+def _merged(forward: Sequence[ModelOperation], backward: Sequence[ModelOperation]) -> int:
+    """Storages that depend on nothing and are kept only for what runs again, such as a mask of scores.
+
+    The compiler makes equal ones once for all units. Those that backward itself reads count for each unit.
+    """
+    found = 0
+    for number in made_from_nothing(forward):
+        found |= forward[number].writes
+    for operation in backward:
+        found &= ~operation.reads
+    return found
 
 
 def _held(index: GraphIndex, unit: int) -> frozenset[int]:
