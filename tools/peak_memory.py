@@ -70,8 +70,8 @@ NETWORKS = {
     "llama": Network(
         "llama",
         {
-            "layers": 4, "hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 1024, "vocab": 512, "sequence": 16,
-            "batch": 256,
+            "layers": 8, "hidden": 256, "heads": 4, "kv_heads": 4, "ffn": 1024, "vocab": 512, "sequence": 16,
+            "batch": 128,
         },
     ),
 }  # fmt: skip
