@@ -14,16 +14,17 @@ RESOLUTION = 2 * MIB
 """A difference of two peaks in whole MiB is off by less than two steps."""
 
 
-def check(peaks: list[Peaks]) -> None:
+def check(peaks: list[Peaks], field: str = "predicted") -> None:
     """Every option saves what it should against `none`, and options come in the order of their predicted peaks."""
     none = peaks[0]
     assert none.option == "none" and len(peaks) > 2
+    predicted = {option.option: getattr(option, field) for option in peaks}
     for option in peaks[1:]:
-        predicted, measured = none.predicted - option.predicted, none.measured - option.measured
-        assert measured == pytest.approx(predicted, rel=TOLERANCE, abs=RESOLUTION), option.option
-    ordered = sorted(peaks, key=lambda option: option.predicted)
+        expected = predicted["none"] - predicted[option.option]
+        assert none.measured - option.measured == pytest.approx(expected, rel=TOLERANCE, abs=RESOLUTION), option.option
+    ordered = sorted(peaks, key=lambda option: predicted[option.option])
     for less, more in pairwise(ordered):
-        if more.predicted - less.predicted > RESOLUTION:
+        if predicted[more.option] - predicted[less.option] > RESOLUTION:
             assert less.measured < more.measured, f"{less.option} against {more.option}"
 
 
@@ -38,7 +39,9 @@ def test_recipes_of_gpt() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gpt", "bert", "vit"])
-def test_every_option(name: str) -> None:
-    """All options that the planner offers for the repeated unit."""
-    check(list(option_peaks(NETWORKS[name])))
+@pytest.mark.parametrize(
+    ("name", "field"), [("gpt", "predicted"), ("bert", "predicted"), ("vit", "predicted"), ("llama", "on_cpu")]
+)
+def test_every_option(name: str, field: str) -> None:
+    """All options that the planner offers for the repeated unit; a CPU keeps more of `llama` than its graph has."""
+    check(list(option_peaks(NETWORKS[name])), field)

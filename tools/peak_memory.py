@@ -1,6 +1,6 @@
 """Peak memory of a training step on a CPU with each recompute option, as the table of docs/verification.md.
 
-python tools/peak_memory.py              # all networks; some ten minutes on two cores
+python tools/peak_memory.py              # all networks; some five minutes on two idle cores
 python tools/peak_memory.py gpt vit
 
 All repeated units of a network get the same option. Every option that the planner offers has its turn, in a process of
