@@ -139,6 +139,8 @@ class Clock:
         self._work_left = work_share * limits.time_limit_s * limits.effort
         self._proving = False
         self._struck = False
+        self.node_iterations = 0.0
+        """Iterations that a branch-and-bound node took in the last solver call that told; 0 before there was one."""
 
     def begin_proof(self) -> None:
         """From here on nothing changes the plan any more, so the wall clock may end it."""

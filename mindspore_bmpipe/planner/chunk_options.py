@@ -16,18 +16,22 @@ import numpy.typing as npt
 
 from mindspore_bmpipe.planner.dominance import undominated_options
 from mindspore_bmpipe.planner.knapsack import Frontier, RunFrontiers, Segments, pareto
-from mindspore_bmpipe.problem import Problem, Run, schedule_of, stage_constants, update_peak
+from mindspore_bmpipe.problem import Problem, schedule_of, stage_constants, update_peak
 from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows
 
-_MAX_PRODUCT = 20_000
+_MAX_PRODUCT = 6_000
 """Combinations of the chunks' choices looked at for one stage."""
-_MAX_PATTERNS = 400
+_MAX_PATTERNS = 200
 """Choices kept for one stage, those with the least recomputation in total."""
 _MAX_CAPS = 6
 """Working-set caps tried; of more sizes, the largest are tried."""
 _MAX_FRONTIER = 400
 """Choices of one chunk kept while its runs are combined."""
+_COMPARED = 256
+"""Choices compared at once."""
 _SAME_TIME = 1e-12
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +44,22 @@ class StagePatterns:
     """Recomputation of each chunk, shape (patterns, chunks)."""
     peak_bytes: npt.NDArray[np.int64]
     """Peak memory, shape (patterns,)."""
-    counts: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
-    """[pattern][chunk][run of the chunk][option]."""
+    comparisons: int
+    """Peaks of combinations that were compared with the limit to find the patterns: what listing them cost."""
+    _choices: tuple[tuple[Frontier, ...], ...]
+    """Frontiers of the chunks, once for each working-set cap that led to patterns."""
+    _origin: npt.NDArray[np.intp]
+    """Of each pattern, which of these frontiers, then a row of the frontier of each chunk, (patterns, 1 + chunks)."""
+    _widths: tuple[tuple[int, ...], ...]
+    """[chunk][run of the chunk]: how many options the run has."""
+
+    def counts(self, pattern: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Units by [chunk][run of the chunk][option] of one pattern."""
+        number, *rows = self._origin[pattern].tolist()
+        return tuple(
+            _split_counts(frontier.counts[row], widths)
+            for frontier, row, widths in zip(self._choices[number], rows, self._widths, strict=True)
+        )
 
 
 class ChunkOptions:
@@ -102,60 +120,50 @@ class ChunkOptions:
         updating = update_peak(self.problem, (held for chunk in segments for held in chunk))
         limit = self.problem.memory_limit_bytes[stage]
         rows = self._rows[stage]
-        closest: tuple[int, int, list[Frontier]] | None = None
-        found: list[tuple[list[Frontier], npt.NDArray[np.intp], npt.NDArray[np.float64], npt.NDArray[np.int64]]] = []
+        widths = tuple(tuple(len(runs[index].options) for index, _ in chunk) for chunk in segments)
+        closest: tuple[int, int, tuple[Frontier, ...]] | None = None
+        found: list[tuple[tuple[Frontier, ...], npt.NDArray[np.intp], npt.NDArray[np.int64]]] = []
         known: list[tuple[int, ...]] | None = None
+        comparisons = 0
         for cap in self._caps:
             allowed = [self._allowed(index, cap) for chunk in segments for index, _ in chunk]
             frontiers = [self._frontier(cap, chunk) for chunk in segments]
             if allowed == known or any(frontier is None for frontier in frontiers):
                 continue
             known = allowed
-            usable = [frontier for frontier in frontiers if frontier is not None]
+            usable = tuple(frontier for frontier in frontiers if frontier is not None)
             least = int((rows @ np.array([int(frontier.saved[0]) for frontier in usable])).max())
             needed = max(static + cap + least, updating)
             if needed > limit:
                 if closest is None or needed < closest[1]:
                     closest = (needed - limit, needed, usable)
                 continue
-            chosen = _fitting_choices(usable, rows, limit - static - cap)
-            extra = np.stack([f.extra[chosen[:, c]] for c, f in enumerate(usable)], axis=1)
+            chosen, compared = _fitting_choices(usable, rows, limit - static - cap)
+            comparisons += compared
             saved = np.stack([f.saved[chosen[:, c]] for c, f in enumerate(usable)], axis=1)
-            found.append((usable, chosen, extra, np.maximum(static + cap + (saved @ rows.T).max(axis=1), updating)))
+            found.append((usable, chosen, np.maximum(static + cap + (saved @ rows.T).max(axis=1), updating)))
         if not found:
             # Every option is within the largest cap, so there is always a closest choice.
             assert closest is not None
             excess, least_peak, usable = closest
             least_extra = np.array([[float(frontier.extra[0]) for frontier in usable]])
-            counts = tuple(
-                _split_counts(frontier.counts[0], chunk, runs) for frontier, chunk in zip(usable, segments, strict=True)
-            )
-            return StagePatterns(excess, least_extra, np.array([least_peak], dtype=np.int64), (counts,))
-        extra = np.concatenate([entry[2] for entry in found])
-        peak = np.concatenate([entry[3] for entry in found])
-        origin = [(number, row) for number, entry in enumerate(found) for row in range(len(entry[1]))]
-        kept = _unbeaten(extra, peak)[:_MAX_PATTERNS]
-        tables = []
-        for position in kept.tolist():
-            number, row = origin[position]
-            frontiers_used, chosen = found[number][0], found[number][1]
-            tables.append(
-                tuple(
-                    _split_counts(frontier.counts[chosen[row, place]], chunk, runs)
-                    for place, (frontier, chunk) in enumerate(zip(frontiers_used, segments, strict=True))
-                )
-            )
-        return StagePatterns(0, extra[kept], peak[kept], tuple(tables))
+            origin = np.zeros((1, 1 + len(usable)), dtype=np.intp)
+            return StagePatterns(excess, least_extra, np.array([least_peak]), comparisons, (usable,), origin, widths)
+        extra = np.concatenate(
+            [np.stack([f.extra[chosen[:, c]] for c, f in enumerate(usable)], axis=1) for usable, chosen, _ in found]
+        )
+        peak = np.concatenate([peaks for _, _, peaks in found])
+        origin = np.concatenate([np.insert(chosen, 0, number, axis=1) for number, (_, chosen, _) in enumerate(found)])
+        kept = _unbeaten(extra, peak)
+        return StagePatterns(
+            0, extra[kept], peak[kept], comparisons, tuple(usable for usable, _, _ in found), origin[kept], widths
+        )
 
 
-def _split_counts(flat: npt.NDArray[np.int32], chunk: Segments, runs: tuple[Run, ...]) -> tuple[tuple[int, ...], ...]:
+def _split_counts(flat: npt.NDArray[np.int32], widths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     values = flat.tolist()
-    parts = []
-    for index, _ in chunk:
-        width = len(runs[index].options)
-        parts.append(tuple(values[:width]))
-        values = values[width:]
-    return tuple(parts)
+    ends = np.cumsum(widths).tolist()
+    return tuple(tuple(values[end - width : end]) for end, width in zip(ends, widths, strict=True))
 
 
 def _thinned(frontier: Frontier, size: int) -> Frontier:
@@ -166,8 +174,13 @@ def _thinned(frontier: Frontier, size: int) -> Frontier:
     return Frontier(frontier.saved[rows], frontier.extra[rows], frontier.counts[rows])
 
 
-def _fitting_choices(frontiers: list[Frontier], rows: npt.NDArray[np.int64], budget: int) -> npt.NDArray[np.intp]:
-    """Rows of the frontiers that fit together, shape (choices, chunks), not all of them if there are very many."""
+def _fitting_choices(
+    frontiers: tuple[Frontier, ...], rows: npt.NDArray[np.int64], budget: int
+) -> tuple[npt.NDArray[np.intp], int]:
+    """Rows of the frontiers that fit together, shape (choices, chunks), not all of them if there are very many.
+
+    Also how many peaks were compared with the budget.
+    """
     chunks = len(frontiers)
     indices = [np.arange(len(frontier.saved)) for frontier in frontiers]
     if np.prod([float(len(index)) for index in indices]) > _MAX_PRODUCT:
@@ -180,40 +193,52 @@ def _fitting_choices(frontiers: list[Frontier], rows: npt.NDArray[np.int64], bud
         ]
     least = np.array([int(frontier.saved[0]) for frontier in frontiers])
     chosen = np.zeros((1, 0), dtype=np.intp)
-    used = np.zeros((1, len(rows)), dtype=np.int64)
+    used = np.zeros((len(rows), 1), dtype=np.int64)
+    compared = 0
     for chunk, (frontier, index) in enumerate(zip(frontiers, indices, strict=True)):
-        rest = rows[:, chunk + 1 :] @ least[chunk + 1 :]
-        total = used[:, None, :] + frontier.saved[index][None, :, None] * rows[:, chunk][None, None, :]
-        left, right = np.nonzero((total + rest <= budget).all(axis=2))
+        room = budget - rows[:, chunk + 1 :] @ least[chunk + 1 :]
+        added = frontier.saved[index][None, :] * rows[:, chunk][:, None]
+        fits = np.ones((len(chosen), len(index)), dtype=bool)
+        for row in range(len(rows)):
+            fits &= used[row][:, None] + added[row][None, :] <= room[row]
+        compared += fits.size * len(rows)
+        left, right = np.nonzero(fits)
         chosen = np.concatenate((chosen[left], index[right][:, None]), axis=1)
-        used = total[left, right]
+        used = used[:, left] + added[:, right]
     # Spend what is left, chunk by chunk: the most saved bytes, hence the least recomputation, that still fit.
     for chunk, frontier in enumerate(frontiers):
         weight = rows[:, chunk]
-        others = used - frontier.saved[chosen[:, chunk]][:, None] * weight
-        room = np.where(weight > 0, (budget - others) // np.maximum(weight, 1), np.iinfo(np.int64).max).min(axis=1)
-        better = np.searchsorted(frontier.saved, room, side="right") - 1
-        chosen[:, chunk] = better
-        used = others + frontier.saved[better][:, None] * weight
+        others = used - frontier.saved[chosen[:, chunk]][None, :] * weight[:, None]
+        held = np.flatnonzero(weight)
+        room = ((budget - others[held]) // weight[held, None]).min(axis=0, initial=np.iinfo(np.int64).max)
+        chosen[:, chunk] = better = np.searchsorted(frontier.saved, room, side="right") - 1
+        used = others + frontier.saved[better][None, :] * weight[:, None]
     sizes = [len(frontier.saved) for frontier in frontiers]
     if np.prod([float(size) for size in sizes]) >= np.iinfo(np.int64).max:
-        return np.unique(chosen, axis=0)
+        return np.unique(chosen, axis=0), compared
     _, first = np.unique(np.ravel_multi_index(tuple(chosen.T), sizes), return_index=True)
-    return chosen[first]
+    return chosen[first], compared
 
 
 def _unbeaten(extra: npt.NDArray[np.float64], peak: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """Rows of which no other is at most as large everywhere, by total, then peak."""
-    total = extra.sum(axis=1)
-    order = np.lexsort((peak, total))
-    ordered = extra[order] + _SAME_TIME
-    alive = np.ones(len(order), dtype=bool)
-    kept = []
-    for position in range(len(order)):
-        if not alive[position]:
-            continue
-        kept.append(order[position])
-        if len(kept) >= _MAX_PATTERNS:
+    """Rows of which no other is at most as large everywhere, by total, then peak; at most `_MAX_PATTERNS`."""
+    order = np.lexsort((peak, extra.sum(axis=1)))
+    columns = np.ascontiguousarray(extra[order].T)
+    kept = np.zeros(0, dtype=np.intp)
+    for first in range(0, len(order), _COMPARED):
+        block = np.arange(first, min(first + _COMPARED, len(order)))
+        block = block[~_beaten(columns, kept, block).any(axis=0)]
+        # A row is beaten by an earlier one only; by one that is itself beaten, then also by what beats that.
+        block = block[~np.triu(_beaten(columns, block, block), 1).any(axis=0)]
+        kept = np.concatenate((kept, block))[:_MAX_PATTERNS]
+        if len(kept) == _MAX_PATTERNS:
             break
-        alive[position + 1 :] &= ~(extra[order[position]] <= ordered[position + 1 :]).all(axis=1)
-    return np.array(kept, dtype=np.intp)
+    return order[kept]
+
+
+def _beaten(columns: npt.NDArray[np.float64], rows: npt.NDArray[np.intp], others: npt.NDArray[np.intp]) -> BoolArray:
+    """Which of `rows` is at most as large as which of `others` in every one of the columns."""
+    result = np.ones((len(rows), len(others)), dtype=bool)
+    for column in columns:
+        result &= column[rows][:, None] <= column[others][None, :] + _SAME_TIME
+    return result

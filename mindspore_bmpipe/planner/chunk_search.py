@@ -39,8 +39,8 @@ _FAR_MOVES, _NEAR_MOVES = (1, 30), (8, 20)
 """Random moves that lead from a first split, and from the best one, to another start: at least, and fewer than."""
 _MOST_PATHS = 250
 """Paths kept from one descent to the next."""
-_LIST_WORK, _PRICE_WORK = 150.0, 0.5
-"""Work of listing the choices of a stage, and of finding the cheapest of them."""
+_LIST_WORK, _COMPARISON_WORK, _PRICE_WORK = 30.0, 0.007, 0.5
+"""Work of listing the choices of a stage, more for each comparison it took, and of finding the cheapest choice."""
 _DESCENTS_PER_CUT = 4
 """Descents for every cut, at most, so that small problems are not searched over and over."""
 _CLOSER = 1e-6
@@ -97,8 +97,9 @@ class ChunkSearch:
         """Choices of a stage whose chunks hold groups of these classes."""
         key = (stage, classes)
         if key not in self._listed:
-            self.work += _LIST_WORK
-            self._listed[key] = self.options.patterns(stage, tuple(self.rules.segments[index] for index in classes))
+            listed = self.options.patterns(stage, tuple(self.rules.segments[index] for index in classes))
+            self.work += _LIST_WORK + _COMPARISON_WORK * listed.comparisons
+            self._listed[key] = listed
         return self._listed[key]
 
     def _choice(self, stage: int, classes: tuple[int, ...]) -> tuple[int, int, FloatArray]:
@@ -305,7 +306,9 @@ class ChunkSearch:
     def explore(
         self, starts: list[tuple[int, ...]], clock: Clock, seed: int, budget: float, enough_ms: float = 0.0
     ) -> None:
-        """Descend from the given splits, then from random ones near them and near the best, until the budget is used.
+        """Descend from the given splits, the fastest first, then from random ones near them and near the best.
+
+        Ends when the budget is used.
 
         Args:
             starts: allowed splits.
@@ -315,6 +318,7 @@ class ChunkSearch:
             enough_ms: step time at which to stop.
         """
         generator = np.random.default_rng(seed)
+        starts = sorted(dict.fromkeys(starts), key=lambda split: (*_key(self.start(split)), split))
         number = 0
         most = len(starts) + _DESCENTS_PER_CUT * (self.problem.virtual_stages - 1)
         while number < most and self.work < budget and not clock.expired():
@@ -358,7 +362,7 @@ class ChunkSearch:
         for stage, chosen in enumerate(point.chosen):
             columns = self._virtuals[stage]
             held = tuple(classes[columns].tolist())
-            by_chunk = self.patterns(stage, held).counts[chosen]
+            by_chunk = self.patterns(stage, held).counts(chosen)
             for virtual, index, counts in zip(columns.tolist(), held, by_chunk, strict=True):
                 for (run, _), by_option in zip(self.rules.segments[index], counts, strict=True):
                     table[run][virtual] = by_option

@@ -34,14 +34,15 @@ from mindspore_bmpipe.problem import (
     virtual_stage_weights,
 )
 
-_SEARCH_WORK = 1_000_000
-"""Work of the local search (`ChunkSearch.work`), some ten seconds, if the time limit is `_FULL_SEARCH_S` or more."""
+_SEARCH_WORK = 2_000_000
+"""Work of the local search (`ChunkSearch.work`), some twenty seconds of an idle core, if the time limit is
+`_FULL_SEARCH_S` or more."""
 _FULL_SEARCH_S = 100.0
 _OFFER_WORK = 10_000
 """Work on each split of the integer program."""
 _SHARED_PATHS = 250
 """Paths of the local search that the integer program starts with."""
-_WORK_SHARE = 0.6
+_WORK_SHARE = 0.45
 """Share of the time limit, as seconds of an idle core, that the solver's work on the plan itself may take."""
 
 

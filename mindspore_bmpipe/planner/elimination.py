@@ -22,8 +22,8 @@ from mindspore_bmpipe.transfers import transfer_table
 
 _PASSES = 20
 _CHOICES_AT_ONCE = 64
-_GROUP_S, _CHOICE_S = 2e-7, 2e-4
-"""Seconds of an idle core for one group on one path, and for the exact options of one group."""
+_GROUP_S = 2e-7
+"""Seconds of an idle core for one group on one path."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,9 @@ def sharpen(survivors: Survivors, options: StageOptions, clock: Clock) -> Surviv
     for index, (stage, low, high) in enumerate(rows):
         if index % _CHOICES_AT_ONCE == 0 and clock.ends():
             return None
-        known = options.listed
+        before = options.work_s
         choice = options.choice(stage, low, high)
-        clock.spend((options.listed - known) * _CHOICE_S)
+        clock.spend(options.work_s - before)
         assert choice is not None
         backward[index], extra[index] = choice.backward_ms, choice.extra_ms
     return replace(survivors, backward_ms=backward, extra_ms=extra)

@@ -45,6 +45,10 @@ class RunFrontiers:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._ladders: dict[tuple[int, tuple[int, ...]], list[Frontier]] = {}
+        self.steps = 0
+        """Runs combined with others so far by `cheapest_choice`."""
+        self.pairs = 0
+        """Pairs of choices looked at in doing so: with `steps`, what it cost."""
 
     def of(self, run_index: int, units: int, allowed: tuple[int, ...]) -> Frontier:
         """Frontier of some units of a run with the allowed options."""
@@ -173,6 +177,7 @@ def cheapest_choice(
         frontier = frontiers.of(segments[0][0], segments[0][1], table.allowed[segments[0][0]])
         at = int(np.searchsorted(frontier.saved, budget, side="right")) - 1
         return float(frontier.extra[at]), int(frontier.saved[at]), (tuple(frontier.counts[at].tolist()),)
+    frontiers.steps += 1
     whole = _Suffix(table, segments)
     slack = 1 + _SAME_TIME
     upper = min(below, whole.greedy(budget)) * slack + _SAME_TIME
@@ -184,6 +189,8 @@ def cheapest_choice(
         right = frontiers.of(index, units, table.allowed[index])
         saved = (state.saved[:, None] + right.saved[None, :]).reshape(-1)
         extra = (state.extra[:, None] + right.extra[None, :]).reshape(-1)
+        frontiers.steps += 1
+        frontiers.pairs += len(saved)
         keep = np.flatnonzero(saved + suffixes[position + 1].least_saved <= budget)
         keep = keep[extra[keep] + suffixes[position + 1].bound(budget - saved[keep]) <= upper]
         if not keep.size:

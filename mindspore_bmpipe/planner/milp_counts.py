@@ -19,9 +19,10 @@ import numpy as np
 
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.local_search import Times
-from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, optimize, relax, skip_heuristics
+from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, optimize, relax
 from mindspore_bmpipe.planner.milp_memory import add_memory, exclude
 from mindspore_bmpipe.planner.milp_placement import add_placement
+from mindspore_bmpipe.planner.milp_private import skip_heuristics
 from mindspore_bmpipe.planner.milp_transfers import TransferTimes
 from mindspore_bmpipe.planner.milp_variables import CountVariables
 from mindspore_bmpipe.planner.quiet import silenced

@@ -200,7 +200,7 @@ def _least_recompute(problem: Problem, decision: Decision) -> Decision:
         chosen = int(usable[np.argmin(listed.extra_ms[usable].sum(axis=1))])
         if listed.extra_ms[chosen].sum() >= held.sum():
             continue
-        for virtual, chunk, counts in zip(virtuals, segments, listed.counts[chosen], strict=True):
+        for virtual, chunk, counts in zip(virtuals, segments, listed.counts(chosen), strict=True):
             for (run, _), by_option in zip(chunk, counts, strict=True):
                 table[run][virtual] = list(by_option)
     return Decision(tuple(tuple(tuple(row) for row in placed) for placed in table))

@@ -28,6 +28,9 @@ from mindspore_bmpipe.schedule import in_flight_rows
 _MAX_BOUND_CAPS = 6
 """Working-set caps told apart in lower bounds; more are merged into ranges, which only weakens the bound."""
 
+_CHOICE_S, _STEP_S, _PAIR_S = 2e-4, 6e-5, 1e-7
+"""Seconds of an idle core for one choice, and more for each step and each pair of choices that it took."""
+
 _SAME_TIME = 1e-12
 
 
@@ -69,6 +72,7 @@ class StageOptions:
         self._entries = [{number_of[option.working_set_bytes] for option in run.options} for run in problem.runs]
         """Caps from which on a run has another option, by run."""
         self._frontiers = RunFrontiers(problem)
+        self._relaxations = 0
         self._choices: dict[tuple[int, tuple[tuple[int, int], ...]], StageChoice | None] = {}
         self._by_place: dict[tuple[int, int, int], StageChoice | None] = {}
         ones = [(index, run) for index, run in enumerate(problem.runs) for _ in range(run.count)]
@@ -84,9 +88,12 @@ class StageOptions:
             self._units_before[unit + 1, index] += 1
 
     @property
-    def listed(self) -> int:
-        """Choices made so far, those looked up again not counted."""
-        return len(self._choices)
+    def work_s(self) -> float:
+        """What the choices made so far cost, in seconds of an idle core more or less; a function of the input alone."""
+        frontiers = self._frontiers
+        return (
+            len(self._choices) * _CHOICE_S + (self._relaxations + frontiers.steps) * _STEP_S + frontiers.pairs * _PAIR_S
+        )
 
     def segments(self, low: int, high: int) -> tuple[tuple[int, int], ...]:
         """(run, units of it) in [low, high)."""
@@ -182,6 +189,7 @@ class StageOptions:
         numbers = sorted(set().union(*(self._entries[index] for index, _ in segments)))
         if len(numbers) == 1 or len(segments) == 1:
             return [(0.0, number) for number in numbers]
+        self._relaxations += len(numbers)
         bounds = (
             relaxed_extra(self._caps[number], segments, (room - self._caps[number].reserved) // in_flight)
             for number in numbers
