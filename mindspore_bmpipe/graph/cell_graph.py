@@ -14,6 +14,10 @@ HELD_AS = "bmpipe_primitive"
 name it is held under (``blocks.*.attention.softmax``)."""
 
 
+SIDE_EFFECTS = frozenset({"Assign", "AssignAdd", "AssignSub"})
+"""Primitives that write into a weight, whether their results are read or not."""
+
+
 class Phase(str, Enum):
     """Which half of the training step an operation belongs to."""
 
