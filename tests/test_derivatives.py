@@ -30,6 +30,7 @@ from mindspore_bmpipe.graph.cell_graph import (
     Tensor as GraphTensor,
 )
 from mindspore_bmpipe.graph.mindir import TensorType
+from mindspore_bmpipe.graph.sharded import COLLECTIVES
 from mindspore_bmpipe.graph.trace import trace
 from tests.derivative_cases import CASES, CaseNetwork
 from tests.derivative_cases.arithmetic import power_constant
@@ -198,9 +199,9 @@ def test_gradients_go_to_trainable_weights_only() -> None:
     assert 4 in found[1][1]
 
 
-def test_nothing_passes_stop_gradient_or_integers() -> None:
+def test_nothing_passes_stop_gradient_or_places() -> None:
     graph = hand_graph(
-        ("StopGradient", (0,), "float32", ""), ("Cast", (1,), "int32", ""), ("Cast", (5,), "float32", ""),
+        ("StopGradient", (0,), "float32", ""), ("Argmax", (1,), "int32", ""), ("Cast", (5,), "float32", ""),
         ("Add", (4, 6), "float32", ""), ("Mul", (7, 1), "float32", ""), ("Tanh", (8,), "float32", ""),
     )  # fmt: skip
     assert [name for name, _, _ in backward(differentiate(graph))] == ["TanhGrad", "Mul"]
@@ -262,12 +263,11 @@ def test_common_cell(paths: list[str], common: str) -> None:
 
 
 _FOLDED = "folded into a constant where MindSpore knows the size; any other size is refused"
-_SHARED = "stands in graphs of networks that ranks share only: test_logical_sharding.py"
-_EXCHANGED = "stands where a network calls it, in graphs of one rank only: test_graph_sharded.py"
+_SHARED = "stands in graphs of networks that ranks share: test_derivatives_sharded.py"
 _STOPPED = "MindSpore drops it while it compiles: neither joint graphs nor exported files have it (test_exported.py)"
 
 WITHOUT_CASE = {
-    "AllGather": _SHARED, "AllReduce": _SHARED, "AlltoAll": _EXCHANGED, "Arange": _FOLDED, "Ones": _FOLDED,
+    "AllGather": _SHARED, "AllReduce": _SHARED, "AlltoAll": _SHARED, "Arange": _FOLDED, "Ones": _FOLDED,
     "OnesLike": _FOLDED, "Range": _FOLDED, "ReduceScatter": _SHARED, "StopGradient": _STOPPED, "ZerosLike": _FOLDED,
 }  # fmt: skip
 """Primitives that have a cost rule and that no case shows, with the reason."""
@@ -283,6 +283,6 @@ def test_every_rule_is_tested_against_mindspore() -> None:
         anywhere |= {operation.primitive for operation in operations}
     assert known_primitives() - anywhere == set(WITHOUT_CASE)
     assert anywhere <= known_primitives()
-    assert differentiable_primitives() - seen == {"AllGather", "AllReduce", "ReduceScatter"} <= set(WITHOUT_CASE)
+    assert differentiable_primitives() - seen == COLLECTIVES <= set(WITHOUT_CASE)
     assert WITHOUT_GRADIENT - anywhere <= set(WITHOUT_CASE)
     assert not WITHOUT_GRADIENT & differentiable_primitives()

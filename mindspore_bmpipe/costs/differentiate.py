@@ -77,11 +77,13 @@ def _towards_weights(graph: CellGraph) -> set[int]:
         operands = wanted.intersection(read_tensors(operation))
         if operation.primitive in WITHOUT_GRADIENT or not operands:
             continue
-        # MindSpore casts gradients through integers; what else reads these has a gradient only if it casts them back.
+        # MindSpore's gradients pass integers that were cast from other numbers, but not places that kernels return.
         if operation.primitive == "Cast":
             wanted.update(operation.outputs)
         elif any(kinds[operand] for operand in operands):
             wanted.update(output for output in operation.outputs if kinds[output])
+        elif rule_of(operation.primitive) is not None:
+            wanted.update(operation.outputs)
     return wanted
 
 

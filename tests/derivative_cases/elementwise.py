@@ -169,6 +169,10 @@ def cast_through_integers(x: Tensor) -> Tensor:
     return x.astype(ms.int32).astype(ms.float32) * x
 
 
+def cast_through_integer_sum(x: Tensor) -> Tensor:
+    return ops.exp((x.astype(ms.int32) + 3).astype(ms.float32))
+
+
 CASES: list[Case] = [
     (absolute, one), (atan, one), (cast, one), (clamp, one), (cosine, one), (sine, one), (dropout, one),
     (dropout_extended, one), (elu, one), (erf, one), (exp, one), (expm1, one), (gelu, one), (gelu_exact, one),
@@ -177,4 +181,5 @@ CASES: list[Case] = [
     (sigmoid, one), (silu, one), (softplus, one), (softplus_extended, one), (sqrt, one), (square, one),
     (swiglu, one), (tanh, one),
     (fast_gelu, one), (hard_sigmoid, one), (inverse, one), (dropout_of_bits, one), (cast_through_integers, one),
+    (cast_through_integer_sum, one),
 ]  # fmt: skip

@@ -147,7 +147,12 @@ class Site:
         return self._tape.constant(kind)
 
     def emit_many(
-        self, primitive: str, arguments: tuple[Any, ...], kinds: Sequence[TensorType], keep_attributes: bool = False
+        self,
+        primitive: str,
+        arguments: tuple[Any, ...],
+        kinds: Sequence[TensorType],
+        keep_attributes: bool = False,
+        attributes: Mapping[str, Any] | None = None,
     ) -> tuple[TensorRef, ...]:
         """Add a backward operation in the cell of the forward one.
 
@@ -156,6 +161,7 @@ class Site:
             arguments: :class:`TensorRef` for tensors; everything else is a constant.
             kinds: types of its outputs.
             keep_attributes: whether it has the attributes of the forward operation, as kernels with windows do.
+            attributes: attributes of its own, which come before those.
         """
         return self._tape.append(
             primitive,
@@ -163,7 +169,7 @@ class Site:
             kinds,
             cell=self._operation.cell,
             scope=self._scope,
-            attributes=self._operation.attributes if keep_attributes else None,
+            attributes={**(self._operation.attributes if keep_attributes else {}), **(attributes or {})},
             unique_id=self._operation.unique_id,
         )
 
