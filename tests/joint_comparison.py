@@ -17,7 +17,8 @@ VIEWS = frozenset({"ExpandDims", "ExpandDimsView", "Flatten", "Reshape", "Squeez
 MATRIX_PRIMITIVES = frozenset(
     {
         "BatchMatMul", "BatchMatMulExt", "Conv2DBackpropFilter", "Conv2DBackpropInput", "ConvolutionGrad",
-        "EinsumGrad", "FlashAttentionScoreGrad", "GroupedMatmul", "GroupedMatmulV4", "MatMul", "MatMulExt",
+        "EinsumGrad", "FlashAttentionScoreGrad", "GroupedMatmul", "GroupedMatmulV2", "GroupedMatmulV4", "MatMul",
+        "MatMulExt", "Mm",
     }
 )  # fmt: skip
 

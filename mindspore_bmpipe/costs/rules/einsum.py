@@ -18,33 +18,32 @@ Axes = tuple[str, ...]
 
 
 def product(view: OperationView) -> Work:
-    """The products that lead to the result."""
+    """The products that lead to the result; one operand is summed, every element once."""
     operands, result, sizes = _named(view, view.inputs)
-    return moved(view, Engine.MATMUL, _flops(operands, result, sizes))
+    if len(operands) == 1:
+        return moved(view, Engine.VECTOR, _count(operands[0], sizes))
+    return moved(view, Engine.MATMUL, sum(_products(operands, result, sizes), start=0))
 
 
 def gradient(view: OperationView) -> Work:
-    """For each operand the products of the result's gradient with all other operands."""
+    """Two products for each of forward; of those of forward all but the last are made again, for what they gave."""
     operands, result, sizes = _named(view, view.inputs[:-1])
-    flops: Any = 0
-    for number, operand in enumerate(operands):
-        others = [axes for place, axes in enumerate(operands) if place != number]
-        flops = flops + _flops([result, *others], operand, sizes)
-    return moved(view, Engine.MATMUL, flops)
+    products = _products(operands, result, sizes)
+    if not products:
+        return moved(view, Engine.VECTOR, 0)
+    return moved(view, Engine.MATMUL, 2 * sum(products, start=0) + sum(products[:-1], start=0))
 
 
-def _flops(operands: Sequence[Axes], result: Axes, sizes: dict[str, Any]) -> Any:
-    """A multiply-add for every combination of the axes of both factors; of one operand each element is added once."""
-    if len(operands) == 1:
-        return _count(operands[0], sizes)
-    flops: Any = 0
+def _products(operands: Sequence[Axes], result: Axes, sizes: dict[str, Any]) -> list[Any]:
+    """Flops of each product: a multiply-add for every combination of the axes of both factors."""
+    products: list[Any] = []
     held = operands[0]
     for number, operand in enumerate(operands[1:], start=2):
         both = tuple(dict.fromkeys((*held, *operand)))
-        flops = flops + FLOPS_PER_MULTIPLY_ADD * _count(both, sizes)
+        products.append(FLOPS_PER_MULTIPLY_ADD * _count(both, sizes))
         later = {axis for axes in (result, *operands[number:]) for axis in axes}
         held = tuple(axis for axis in both if axis in later)
-    return flops
+    return products
 
 
 def _count(axes: Axes, sizes: dict[str, Any]) -> Any:
