@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
 
-from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.costs.network import network_costs
+from mindspore_bmpipe.errors import InputError, UnknownPrimitiveError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import joint_graph_bytes, training_flags
@@ -204,6 +205,26 @@ def test_what_backward_writes_into_a_tensor_is_followed() -> None:
     assert set(kept) == {("Exp", (6, 4), "float32"), ("SortExt", (6, 4), "int64"), ("input", (6, 4), "float32")}
     backward = [operation.primitive for operation in graph.operations if operation.phase is Phase.BACKWARD]
     assert backward[-3:] == ["Zeros", "InplaceScatterSrc", "Mul"]
+
+
+class _Doubled(nn.Cell):
+    """Writes into a part of its states; MindSpore orders the write by its monad, and no operation reads the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+
+    def construct(self, states: Tensor) -> Tensor:
+        states = ops.exp(self.dense(states))
+        states[:, 1:3].mul_(2.0)
+        return states.sum()
+
+
+def test_writes_that_nothing_reads_are_not_lost() -> None:
+    graph = trace(_Doubled(), Tensor(np.zeros((6, 4)), ms.float32), symbols={})
+    assert "InplaceMuls" in [operation.primitive for operation in graph.operations]
+    with pytest.raises(UnknownPrimitiveError, match="InplaceMuls"):
+        network_costs(graph)
 
 
 def test_what_is_not_a_network_is_refused() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from mindspore_bmpipe.costs.derivatives import WITHOUT_GRADIENT, Rule, Site, Tape, rule_of
 from mindspore_bmpipe.costs.derivatives.base import Contribution
 from mindspore_bmpipe.errors import InputError, UnknownPrimitiveError
-from mindspore_bmpipe.graph.cell_graph import SIDE_EFFECTS, CellGraph, Operation, Tensor, TensorRef, read_tensors
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, Tensor, TensorRef, read_tensors, writes
 from mindspore_bmpipe.graph.mindir import TensorType
 
 _DIFFERENTIABLE_TYPES = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
@@ -92,7 +92,7 @@ def _results(graph: CellGraph, wanted: set[int]) -> list[int]:
     read = {tensor for operation in graph.operations for tensor in read_tensors(operation)}
     results: list[int] = []
     for operation in graph.operations:
-        if operation.primitive not in SIDE_EFFECTS and read.isdisjoint(operation.outputs):
+        if not writes(operation.primitive) and read.isdisjoint(operation.outputs):
             results.extend([output for output in operation.outputs if output in wanted][:1])
     return results
 

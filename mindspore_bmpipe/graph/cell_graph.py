@@ -14,8 +14,9 @@ HELD_AS = "bmpipe_primitive"
 name it is held under (``blocks.*.attention.softmax``)."""
 
 
-SIDE_EFFECTS = frozenset({"Assign", "AssignAdd", "AssignSub"})
-"""Primitives that write into a weight, whether their results are read or not."""
+_ASSIGNMENTS = frozenset({"Assign", "AssignAdd", "AssignSub"})
+IN_PLACE = "Inplace"
+"""What names of primitives begin with that write into their first argument."""
 
 
 class Phase(str, Enum):
@@ -140,6 +141,11 @@ class CellGraph:
     """Whether backward operations are real; if not, they must be derived by rule."""
     sharding: Sharding | None = None
     """Ranks that share the network; ``None`` where all shapes are those of the whole network."""
+
+
+def writes(primitive: str) -> bool:
+    """Whether a primitive writes into a weight or a tensor, so that it runs whether its result is read or not."""
+    return primitive in _ASSIGNMENTS or primitive.startswith(IN_PLACE)
 
 
 def tensor_arguments(argument: Argument) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.call_paths import BACKWARD_MARK, CallPaths, is_cell_function
 from mindspore_bmpipe.graph.cell_graph import (
-    SIDE_EFFECTS,
+    IN_PLACE,
     CellGraph,
     CellInfo,
     Operation,
@@ -24,14 +24,13 @@ from mindspore_bmpipe.graph.cell_graph import (
     TensorRef,
     read_tensors,
     tensor_arguments,
+    writes,
 )
 from mindspore_bmpipe.graph.mindir import OPAQUE, Constant, Function, Module, Node, TensorType
 
 _TRANSPARENT = frozenset({"Load", "Return", "return", "Identity"})
 _TUPLES = frozenset({"MakeTuple", "MakeList", "make_tuple", "make_list"})
 _ITEMS = frozenset({"TupleGetItem", "ListGetItem", "tuple_getitem", "list_getitem"})
-_IN_PLACE = "Inplace"
-"""What names of primitives begin with that write into their first argument."""
 _CONTROL_FLOW = frozenset({"Switch", "switch", "SwitchLayer", "switch_layer"})
 _BACKWARD_SCOPE = "Gradients/"
 
@@ -123,7 +122,7 @@ class _Inliner:
         live: set[int] = set(tensor_arguments(result))
         kept: list[Operation] = []
         for operation in reversed(self._operations):
-            if operation.primitive in SIDE_EFFECTS or not live.isdisjoint(operation.outputs):
+            if writes(operation.primitive) or not live.isdisjoint(operation.outputs):
                 kept.append(operation)
                 live.update(read_tensors(operation))
         kept.reverse()
@@ -192,7 +191,7 @@ class _Inliner:
         if not isinstance(value, TensorRef) or not isinstance(written, TensorRef):
             return value
         index = self._tensors[written.tensor].producer
-        if index is None or not self._operations[index].primitive.startswith(_IN_PLACE):
+        if index is None or not self._operations[index].primitive.startswith(IN_PLACE):
             return value
         writer = self._operations[index]
         target = writer.arguments[0]
