@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from mindspore_bmpipe.costs.rules import known_primitives, work_of
+from mindspore_bmpipe.costs.rules import work_of
 from mindspore_bmpipe.costs.rules.base import OperationView, argument_values
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
@@ -17,7 +17,8 @@ VIEWS = frozenset({"ExpandDims", "ExpandDimsView", "Flatten", "Reshape", "Squeez
 MATRIX_PRIMITIVES = frozenset(
     {
         "BatchMatMul", "BatchMatMulExt", "Conv2DBackpropFilter", "Conv2DBackpropInput", "ConvolutionGrad",
-        "EinsumGrad", "FlashAttentionScoreGrad", "GroupedMatmul", "GroupedMatmulV4", "MatMul", "MatMulExt",
+        "EinsumGrad", "FlashAttentionScoreGrad", "GroupedMatmul", "GroupedMatmulV2", "GroupedMatmulV4", "MatMul",
+        "MatMulExt", "Mm",
     }
 )  # fmt: skip
 
@@ -103,17 +104,11 @@ def vector_operations(graph: CellGraph, key: CellKey) -> Counter[Any]:
 
 
 def backward_flops(graph: CellGraph, key: CellKey, left_out: Collection[tuple[str, str]] = ()) -> dict[str, float]:
-    """Flops of backward operations by cell; ``left_out`` are primitives of cells that do not count.
-
-    Neither do primitives without a cost rule (`EinsumGrad`), which every cost refuses.
-    """
-    priced = known_primitives()
+    """Flops of backward operations by cell; ``left_out`` are primitives of cells that do not count."""
     found: dict[str, float] = defaultdict(float)
     for operation in graph.operations:
         cell = key(operation.cell)
         if operation.phase is not Phase.BACKWARD or (cell, operation.primitive) in left_out:
-            continue
-        if operation.primitive not in priced:
             continue
         kinds = {tensor: graph.tensors[tensor].type for tensor in read_tensors(operation)}
         view = OperationView(

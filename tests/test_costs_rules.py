@@ -55,6 +55,35 @@ def test_work_by_hand(operation: OperationView, engine: Engine, flops: int, move
     assert (work.engine, work.flops, work.read_bytes + work.written_bytes) == (engine, flops, moved)
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes", "result", "forward", "backward"),
+    [
+        # 2 x 3 x 5 results of 4 multiply-adds; each operand's gradient meets as many pairs.
+        ("bij,bkj->bik", [(2, 3, 4), (2, 5, 4)], (2, 3, 5), 2 * 2 * 3 * 5 * 4, 2 * 240),
+        ("bij,bkj", [(2, 3, 4), (2, 5, 4)], (3, 5), 2 * 2 * 3 * 5 * 4, 2 * 240),
+        # The batch of any rank: 6 x 7 matrices of 3 x 5, 4 multiply-adds.
+        ("...ij,jk->...ik", [(6, 7, 3, 4), (4, 5)], (6, 7, 3, 5), 42 * 2 * 60, 2 * 42 * 2 * 60),
+        ("...ij, ...jk -> ...ik", [(6, 1, 3, 4), (7, 4, 5)], (6, 7, 3, 5), 42 * 2 * 60, 2 * 42 * 2 * 60),
+        # (2 x 3) (3 x 4), then (2 x 4) (4 x 5). Backward needs the first product again, and two for each.
+        ("bi,ij,jk->bk", [(2, 3), (3, 4), (4, 5)], (2, 5), 2 * (24 + 40), 2 * (24 + 2 * 24 + 2 * 40)),
+        # One operand: every element is added once; backward repeats the result's gradient.
+        ("bij->bj", [(2, 3, 4)], (2, 4), 24, 0),
+    ],
+)  # fmt: skip
+def test_einsum_by_hand(
+    equation: str, shapes: list[tuple[int, ...]], result: tuple[int, ...], forward: int, backward: int
+) -> None:
+    kinds, made = [(shape, HALF) for shape in shapes], (result, HALF)
+    work = work_of(view("Einsum", kinds, [made], equation=equation))
+    assert (work.flops, work.engine) == (forward, Engine.MATMUL if len(shapes) > 1 else Engine.VECTOR)
+    assert work_of(view("EinsumGrad", [*kinds, made], kinds, equation=equation)).flops == backward
+
+
+def test_einsum_without_its_equation_is_refused() -> None:
+    with pytest.raises(InputError, match="Einsum: equation None does not name 1 operands"):
+        work_of(view("Einsum", [((2, 3), HALF)], [((2,), HALF)]))
+
+
 def test_fused_attention_counts_two_products_and_half_of_them_under_a_causal_mask() -> None:
     # 2 samples, 4 heads, 16 queries, 16 keys of size 8: two products of 2 * 16 * 16 * 8 flops a head. Graphs hold the
     # layout (1 is BNSD) and the mask mode as the last arguments of the kernel.

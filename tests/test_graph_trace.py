@@ -11,9 +11,10 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
-from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.costs.network import network_costs
+from mindspore_bmpipe.errors import InputError, UnknownPrimitiveError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
 from mindspore_bmpipe.graph.cell_keys import structural_keys
 from mindspore_bmpipe.graph.compile_private import joint_graph_bytes, training_flags
@@ -23,6 +24,7 @@ from mindspore_bmpipe.graph.recorded import graph_of, recorded_trace, traced_fil
 from mindspore_bmpipe.graph.symbols import evaluate_dimension
 from mindspore_bmpipe.graph.trace import record, trace
 from tests.graph_networks import FACTORIES, build, stack, traced
+from tests.joint_comparison import kept_labels, whole
 
 MATRIX = frozenset({"MatMul", "BatchMatMul", "MatMulExt", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"})
 
@@ -166,6 +168,63 @@ class _Branch(nn.Cell):
 def test_control_flow_on_data_is_refused() -> None:
     with pytest.raises(InputError, match="control flow"):
         trace(_Branch(), Tensor(np.zeros((6, 4)), ms.float32))
+
+
+class _Chosen(nn.Cell):
+    """As many rows as there are positive numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+
+    def construct(self, states: Tensor) -> Tensor:
+        states = self.dense(states)
+        return ops.exp(ops.masked_select(states, states > 0)).sum()
+
+
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    with pytest.raises(InputError, match=r"\(MaskedSelect\): a size that depends on values"):
+        trace(_Chosen(), Tensor(np.zeros((6, 4)), ms.float32))
+
+
+class _Sorted(nn.Cell):
+    """Backward writes into zeros, at the places that forward returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = Parameter(Tensor(np.zeros((6, 4), np.float32)), name="weight")
+
+    def construct(self, states: Tensor) -> Tensor:
+        return ops.exp(mint.sort(states * self.weight)[0]).sum()
+
+
+def test_what_backward_writes_into_a_tensor_is_followed() -> None:
+    # exp: its result; sort: the places (int64); product: the states.
+    graph = trace(_Sorted(), Tensor(np.zeros((6, 4)), ms.float32), symbols={})
+    kept = kept_labels(graph, whole)[""]
+    assert set(kept) == {("Exp", (6, 4), "float32"), ("SortExt", (6, 4), "int64"), ("input", (6, 4), "float32")}
+    backward = [operation.primitive for operation in graph.operations if operation.phase is Phase.BACKWARD]
+    assert backward[-3:] == ["Zeros", "InplaceScatterSrc", "Mul"]
+
+
+class _Doubled(nn.Cell):
+    """Writes into a part of its states; MindSpore orders the write by its monad, and no operation reads the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+
+    def construct(self, states: Tensor) -> Tensor:
+        states = ops.exp(self.dense(states))
+        states[:, 1:3].mul_(2.0)
+        return states.sum()
+
+
+def test_writes_that_nothing_reads_are_not_lost() -> None:
+    graph = trace(_Doubled(), Tensor(np.zeros((6, 4)), ms.float32), symbols={})
+    assert "InplaceMuls" in [operation.primitive for operation in graph.operations]
+    with pytest.raises(UnknownPrimitiveError, match="InplaceMuls"):
+        network_costs(graph)
 
 
 def test_what_is_not_a_network_is_refused() -> None:

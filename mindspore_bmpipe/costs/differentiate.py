@@ -13,7 +13,7 @@ from dataclasses import replace
 from mindspore_bmpipe.costs.derivatives import WITHOUT_GRADIENT, Rule, Site, Tape, rule_of
 from mindspore_bmpipe.costs.derivatives.base import Contribution
 from mindspore_bmpipe.errors import InputError, UnknownPrimitiveError
-from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, Tensor, TensorRef, read_tensors
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, Tensor, TensorRef, read_tensors, writes
 from mindspore_bmpipe.graph.mindir import TensorType
 
 _DIFFERENTIABLE_TYPES = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "complex128"})
@@ -71,17 +71,19 @@ def differentiate(graph: CellGraph, assume_elementwise: bool = False) -> CellGra
 def _towards_weights(graph: CellGraph) -> set[int]:
     """Tensors that depend on a trainable weight in a way that gradients pass."""
     trainable = {name for name, info in graph.parameters.items() if info.trainable}
-    wanted = {
-        index
-        for index, tensor in enumerate(graph.tensors)
-        if tensor.parameter in trainable and tensor.type.dtype in _DIFFERENTIABLE_TYPES
-    }
+    kinds = [tensor.type.dtype in _DIFFERENTIABLE_TYPES for tensor in graph.tensors]
+    wanted = {index for index, tensor in enumerate(graph.tensors) if tensor.parameter in trainable and kinds[index]}
     for operation in graph.operations:
-        if operation.primitive in WITHOUT_GRADIENT or wanted.isdisjoint(read_tensors(operation)):
+        operands = wanted.intersection(read_tensors(operation))
+        if operation.primitive in WITHOUT_GRADIENT or not operands:
             continue
-        wanted.update(
-            output for output in operation.outputs if graph.tensors[output].type.dtype in _DIFFERENTIABLE_TYPES
-        )
+        # MindSpore's gradients pass integers that were cast from other numbers, but not places that kernels return.
+        if operation.primitive == "Cast":
+            wanted.update(operation.outputs)
+        elif any(kinds[operand] for operand in operands):
+            wanted.update(output for output in operation.outputs if kinds[output])
+        elif rule_of(operation.primitive) is not None:
+            wanted.update(operation.outputs)
     return wanted
 
 
@@ -90,7 +92,7 @@ def _results(graph: CellGraph, wanted: set[int]) -> list[int]:
     read = {tensor for operation in graph.operations for tensor in read_tensors(operation)}
     results: list[int] = []
     for operation in graph.operations:
-        if read.isdisjoint(operation.outputs):
+        if not writes(operation.primitive) and read.isdisjoint(operation.outputs):
             results.extend([output for output in operation.outputs if output in wanted][:1])
     return results
 

@@ -14,6 +14,11 @@ HELD_AS = "bmpipe_primitive"
 name it is held under (``blocks.*.attention.softmax``)."""
 
 
+_ASSIGNMENTS = frozenset({"Assign", "AssignAdd", "AssignSub"})
+IN_PLACE = "Inplace"
+"""What names of primitives begin with that write into their first argument."""
+
+
 class Phase(str, Enum):
     """Which half of the training step an operation belongs to."""
 
@@ -136,6 +141,11 @@ class CellGraph:
     """Whether backward operations are real; if not, they must be derived by rule."""
     sharding: Sharding | None = None
     """Ranks that share the network; ``None`` where all shapes are those of the whole network."""
+
+
+def writes(primitive: str) -> bool:
+    """Whether a primitive writes into a weight or a tensor, so that it runs whether its result is read or not."""
+    return primitive in _ASSIGNMENTS or primitive.startswith(IN_PLACE)
 
 
 def tensor_arguments(argument: Argument) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.call_order import in_call_order
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, Operation, ParameterInfo, tensor_arguments
 from mindspore_bmpipe.graph.inline import FlatModule, build_cell_graph, inline_module
-from mindspore_bmpipe.graph.mindir import OPAQUE, Function, Module, TensorType
+from mindspore_bmpipe.graph.mindir import OPAQUE, Function, Module, TensorType, is_fixed
 from mindspore_bmpipe.graph.scope_repair import repaired_cells
 from mindspore_bmpipe.graph.scopes import CONTAINERS, CellNames, cell_names
 from mindspore_bmpipe.graph.unshare import unshared
@@ -70,10 +70,10 @@ def _require_shapes(module: Module, name: str) -> None:
             opaque = node.type is OPAQUE and not node.is_call and node.operation not in _WITHOUT_TYPE
             if opaque and node.output in read:
                 raise InputError(f"{name}: {node.scope} ({node.operation}) has no shape in the file; {_REMEDY}")
-            if not _is_fixed(node.type):
+            if not is_fixed(node.type):
                 raise InputError(f"{name}: {node.scope} ({node.operation}) has a size that is not fixed; {_REMEDY}")
         for label, kind in function.inputs:
-            if not _is_fixed(kind):
+            if not is_fixed(kind):
                 raise InputError(f"{name}: input {label!r} has a size that is not fixed; {_REMEDY}")
 
 
@@ -85,12 +85,6 @@ def _value_reads(function: Function) -> set[str]:
             continue
         read.update(node.inputs[:1] if node.operation in ("Depend", "Load") else node.inputs)
     return read
-
-
-def _is_fixed(kind: object) -> bool:
-    if isinstance(kind, TensorType):
-        return all(not isinstance(size, int) or size >= 0 for size in kind.shape)
-    return all(_is_fixed(item) for item in kind) if isinstance(kind, tuple) else True
 
 
 def _running_averages(flat: FlatModule) -> set[str]:

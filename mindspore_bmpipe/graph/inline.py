@@ -8,12 +8,13 @@ in: no scope name is trusted where a function says it better.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.call_paths import BACKWARD_MARK, CallPaths, is_cell_function
 from mindspore_bmpipe.graph.cell_graph import (
+    IN_PLACE,
     CellGraph,
     CellInfo,
     Operation,
@@ -23,13 +24,13 @@ from mindspore_bmpipe.graph.cell_graph import (
     TensorRef,
     read_tensors,
     tensor_arguments,
+    writes,
 )
 from mindspore_bmpipe.graph.mindir import OPAQUE, Constant, Function, Module, Node, TensorType
 
-_TRANSPARENT = frozenset({"Load", "Depend", "Return", "return", "Identity"})
+_TRANSPARENT = frozenset({"Load", "Return", "return", "Identity"})
 _TUPLES = frozenset({"MakeTuple", "MakeList", "make_tuple", "make_list"})
 _ITEMS = frozenset({"TupleGetItem", "ListGetItem", "tuple_getitem", "list_getitem"})
-_SIDE_EFFECTS = frozenset({"Assign", "AssignAdd", "AssignSub"})
 _CONTROL_FLOW = frozenset({"Switch", "switch", "SwitchLayer", "switch_layer"})
 _BACKWARD_SCOPE = "Gradients/"
 
@@ -121,7 +122,7 @@ class _Inliner:
         live: set[int] = set(tensor_arguments(result))
         kept: list[Operation] = []
         for operation in reversed(self._operations):
-            if operation.primitive in _SIDE_EFFECTS or not live.isdisjoint(operation.outputs):
+            if writes(operation.primitive) or not live.isdisjoint(operation.outputs):
                 kept.append(operation)
                 live.update(read_tensors(operation))
         kept.reverse()
@@ -152,6 +153,8 @@ class _Inliner:
         operation = node.operation
         if operation in _TRANSPARENT:
             return self._value(node.inputs[0], values, cell)
+        if operation == "Depend":
+            return self._after(*(self._value(name, values, cell) for name in node.inputs[:2]))
         if operation == "UpdateState":
             return OPAQUE
         if operation in _CONTROL_FLOW:
@@ -182,6 +185,25 @@ class _Inliner:
         if plain in self._shared_constants:  # MindSpore writes a constant once, in the first function that reads it
             return self._constant(self._shared_constants[plain])
         raise InputError(f"the graph reads {name!r}, which nothing in it makes; the file is damaged, write it again")
+
+    def _after(self, value: Any, written: Any = OPAQUE) -> Any:
+        """What ``value`` is once ``written`` is made: an operation that writes into its argument makes it anew."""
+        if not isinstance(value, TensorRef) or not isinstance(written, TensorRef):
+            return value
+        index = self._tensors[written.tensor].producer
+        if index is None or not self._operations[index].primitive.startswith(IN_PLACE):
+            return value
+        writer = self._operations[index]
+        target = writer.arguments[0]
+        if target == value:
+            return written
+        part = self._tensors[target.tensor].producer if isinstance(target, TensorRef) else None
+        if part is None or self._operations[part].arguments[:1] != (value,):
+            return value
+        # It writes into a part of the value, so the whole is one more result of it.
+        whole = self._new_tensor(self._tensors[value.tensor].type, index)
+        self._operations[index] = replace(writer, outputs=(*writer.outputs, whole.tensor))
+        return whole
 
     def _item(self, node: Node, arguments: tuple[Any, ...]) -> Any:
         items, index = arguments[0], arguments[1]

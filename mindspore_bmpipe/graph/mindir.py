@@ -42,6 +42,13 @@ class TensorType:
     """A key of :data:`BYTES_PER_ELEMENT`."""
 
 
+def is_fixed(kind: object) -> bool:
+    """Whether a type, or every type in a tuple, has no size that MindSpore does not know (it writes -1)."""
+    if isinstance(kind, TensorType):
+        return all(not isinstance(size, int) or size >= 0 for size in kind.shape)
+    return all(is_fixed(item) for item in kind) if isinstance(kind, tuple) else True
+
+
 @dataclass(frozen=True)
 class Constant:
     """A value written into the graph: a number, string, tuple, ``None``, or a tensor."""

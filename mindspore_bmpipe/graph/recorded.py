@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo, Sharding
-from mindspore_bmpipe.graph.inline import build_cell_graph, inline_module
-from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module, with_metadata
+from mindspore_bmpipe.graph.inline import FlatModule, build_cell_graph, inline_module
+from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module, is_fixed, with_metadata
 from mindspore_bmpipe.graph.sharded import sharded_parameters, synchronisation_note, without_synchronisation
 from mindspore_bmpipe.graph.symbols import Mismatch, symbolic_module
 
@@ -57,8 +57,13 @@ def solved_module(modules: Sequence[Module], sizes: Sequence[Mapping[str, int]])
 
 
 def graph_of(recorded: Trace) -> CellGraph:
-    """Build the graph of a recorded trace."""
+    """Build the graph of a recorded trace.
+
+    Raises:
+        InputError: data-dependent control flow, or a size that depends on values.
+    """
     flat = inline_module(recorded.module, recorded.cells)
+    _require_fixed_sizes(flat)
     symbols = dict(recorded.base) if len(recorded.graphs) > 1 else {}
     parameters = dict(recorded.parameters)
     if recorded.sharding is None:
@@ -68,6 +73,15 @@ def graph_of(recorded: Trace) -> CellGraph:
     notes = (*recorded.notes, *synchronisation_note(flat, synchronised))
     graph = build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, notes)
     return replace(graph, sharding=recorded.sharding)
+
+
+def _require_fixed_sizes(flat: FlatModule) -> None:
+    for operation in flat.operations:
+        if not all(is_fixed(flat.tensors[output].type) for output in operation.outputs):
+            raise InputError(
+                f"{operation.scope} ({operation.primitive}): a size that depends on values, so its cost differs from "
+                "step to step; make the size a Python value, or keep that cell out of the planned network"
+            )
 
 
 def traced_file(recorded: Trace) -> bytes:

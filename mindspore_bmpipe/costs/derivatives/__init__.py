@@ -19,21 +19,24 @@ from mindspore_bmpipe.costs.derivatives import (
     movement,
     normalisation,
     reduction,
+    sorting,
+    writing,
 )
 from mindspore_bmpipe.costs.derivatives.base import BACKWARD_SCOPE, Contribution, Rule, Site, Tape
 
 FAMILIES = (
     arithmetic, attention, communication, convolution, elementwise, indexing, loss, matmul, movement, normalisation,
-    reduction,
+    reduction, sorting, writing,
 )  # fmt: skip
 """Modules that hold rules."""
 
 WITHOUT_GRADIENT = frozenset(
     {
-        "Argmax", "ArgMaxExt", "ArgMin", "BitwiseAnd", "Ceil", "Equal", "Eye", "FillScalar", "FillTensor", "FillV2",
-        "Full", "Generator", "Greater", "GreaterEqual", "IsFinite", "Less", "LessEqual", "LogicalAnd", "LogicalNot",
-        "LogicalOr", "NotEqual", "OneHot", "Ones", "OnesLike", "OnesLikeExt", "Round", "Sign", "StopGradient",
-        "Zeros", "ZerosLike", "ZerosLikeExt", "stop_gradient",
+        "ArgMaxExt", "Argmax", "Argmin", "BitwiseAnd", "BitwiseOr", "Ceil", "Equal", "Eye", "FillScalar", "FillV2",
+        "FullLike", "Generator", "Greater", "GreaterEqual", "IsFinite", "IsInf", "IsNan", "Less", "LessEqual",
+        "LogicalAnd", "LogicalNot", "LogicalOr", "LogicalXor", "NotEqual", "OneHot", "OneHotExt", "Ones", "OnesLike",
+        "OnesLikeExt", "ReduceAll", "ReduceAny", "Round", "Sign", "StopGradient", "TensorShape", "Zeros", "ZerosLike",
+        "ZerosLikeExt",
     }
 )  # fmt: skip
 """Primitives whose result no gradient passes, whatever its type."""

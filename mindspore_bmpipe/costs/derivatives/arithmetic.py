@@ -204,6 +204,17 @@ def safe_divide(site: Site) -> Iterator[Contribution]:
         yield first, site.reduced(site.like("Mul", (slope, gradient), result), first)
 
 
+def remainder(site: Site) -> Iterator[Contribution]:
+    """Remainder x - y * floor(x / y): keeps both for the gradient of y."""
+    first, second = site.arguments[:2]
+    result, gradient = site.outputs[0], site.gradient()
+    if site.needs(second):
+        quotient = site.like("FloorDiv", (first, second), result)
+        yield second, site.reduced(site.like("Mul", (_negative(site, gradient), quotient), result), second)
+    if site.needs(first):
+        yield first, site.reduced(gradient, first)
+
+
 def vanishing(site: Site) -> Iterator[Contribution]:
     """Steps have slope zero; MindSpore carries the zeros on as a constant, so what lies before them still runs."""
     for operand in site.operands[-1:]:
@@ -225,6 +236,7 @@ RULES: dict[str, Rule] = {
     "MaskedFill": masked_fill,
     "Maximum": extremum,
     "Minimum": extremum,
+    "Mod": remainder,
     "Mul": multiply,
     "Muls": scale,
     "Pow": power,

@@ -21,6 +21,7 @@ class Tape:
     def __init__(self, tensors: Sequence[Tensor], operations: Sequence[Operation]) -> None:
         self.tensors = list(tensors)
         self.operations = list(operations)
+        self._fills: dict[Any, tuple[TensorRef, ...]] = {}
 
     def kind(self, reference: TensorRef) -> TensorType:
         """Type of a tensor."""
@@ -44,12 +45,16 @@ class Tape:
     ) -> tuple[TensorRef, ...]:
         """Add a backward operation and return what it makes.
 
-        What depends on constants alone is a constant: MindSpore folds it while compiling.
+        What depends on constants alone is a constant: MindSpore folds it while compiling. Equal tensors of one number
+        within a cell are one.
         """
         wrapped = tuple(_wrap(argument) for argument in arguments)
         read = tensor_arguments(wrapped)
         if read and all(self.tensors[index].is_constant for index in read):
             return tuple(self.constant(kind) for kind in kinds)
+        fill = (cell, wrapped) if primitive == "FillV2" and not read else None
+        if fill in self._fills:
+            return self._fills[fill]
         index = len(self.operations)
         outputs = range(len(self.tensors), len(self.tensors) + len(kinds))
         self.tensors.extend(Tensor(kind, index) for kind in kinds)
@@ -65,7 +70,10 @@ class Tape:
                 unique_id=unique_id,
             )
         )
-        return tuple(TensorRef(output) for output in outputs)
+        made = tuple(TensorRef(output) for output in outputs)
+        if fill is not None:
+            self._fills[fill] = made
+        return made
 
 
 class Site:
@@ -139,7 +147,12 @@ class Site:
         return self._tape.constant(kind)
 
     def emit_many(
-        self, primitive: str, arguments: tuple[Any, ...], kinds: Sequence[TensorType], keep_attributes: bool = False
+        self,
+        primitive: str,
+        arguments: tuple[Any, ...],
+        kinds: Sequence[TensorType],
+        keep_attributes: bool = False,
+        attributes: Mapping[str, Any] | None = None,
     ) -> tuple[TensorRef, ...]:
         """Add a backward operation in the cell of the forward one.
 
@@ -148,6 +161,7 @@ class Site:
             arguments: :class:`TensorRef` for tensors; everything else is a constant.
             kinds: types of its outputs.
             keep_attributes: whether it has the attributes of the forward operation, as kernels with windows do.
+            attributes: attributes of its own, which come before those.
         """
         return self._tape.append(
             primitive,
@@ -155,7 +169,7 @@ class Site:
             kinds,
             cell=self._operation.cell,
             scope=self._scope,
-            attributes=self._operation.attributes if keep_attributes else None,
+            attributes={**(self._operation.attributes if keep_attributes else {}), **(attributes or {})},
             unique_id=self._operation.unique_id,
         )
 

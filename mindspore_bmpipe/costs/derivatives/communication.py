@@ -22,4 +22,13 @@ def exchange(site: Site) -> Iterator[Contribution]:
         yield operand, site.emit(_BACK[site.primitive], (site.gradient(),), kind, keep_attributes=True)
 
 
-RULES: dict[str, Rule] = dict.fromkeys(_BACK, exchange)
+def exchange_of_parts(site: Site) -> Iterator[Contribution]:
+    """Parts along one axis become parts along another: the gradient's are exchanged back."""
+    operand = site.arguments[0]
+    if site.needs(operand):
+        axes = {"split_dim": site.attributes.get("concat_dim"), "concat_dim": site.attributes.get("split_dim")}
+        (gradient,) = site.emit_many("AlltoAll", (site.gradient(),), [site.kind(operand)], True, axes)
+        yield operand, gradient
+
+
+RULES: dict[str, Rule] = {**dict.fromkeys(_BACK, exchange), "AlltoAll": exchange_of_parts}

@@ -22,6 +22,21 @@ def convolution(site: Site) -> Iterator[Contribution]:
         yield operand, site.emit("Conv2DBackpropInput", arguments, site.kind(operand), keep_attributes=True)
 
 
+def windows(site: Site) -> Iterator[Contribution]:
+    """Windows of an image side by side: each element gets the sum of its copies."""
+    operand = site.arguments[0]
+    if site.needs(operand):
+        arguments = (site.gradient(), site.shape(operand)[-2:])
+        yield operand, site.emit("Col2Im", arguments, site.kind(operand), keep_attributes=True)
+
+
+def resize(site: Site) -> Iterator[Contribution]:
+    """An image at another size: the kernel reads the operand, for its shape."""
+    operand = site.arguments[0]
+    if site.needs(operand):
+        yield operand, site.like("ResizeBilinearGrad", (site.gradient(), operand, *site.arguments[2:]), operand)
+
+
 def convolution_extended(site: Site) -> Iterator[Contribution]:
     """One kernel gives the gradients of operand, weight and bias."""
     operand, weight, bias = site.arguments[:3]
@@ -54,6 +69,8 @@ RULES: dict[str, Rule] = {
     "AvgPool3D": average_pool_of_volumes,
     "Conv2D": convolution,
     "Conv2DExt": convolution_extended,
+    "Im2Col": windows,
     "MaxPool": kernel("MaxPoolGrad", "xyg"),
     "MaxPoolWithArgmaxV2": max_pool_with_places,
+    "ResizeBilinearV2": resize,
 }

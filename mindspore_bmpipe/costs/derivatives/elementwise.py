@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mindspore_bmpipe.costs.derivatives.base import Contribution, Rule, Site
 from mindspore_bmpipe.graph.cell_graph import TensorRef
+from mindspore_bmpipe.graph.mindir import TensorType
 
 
 def kernel(primitive: str, reads: str) -> Rule:
@@ -133,6 +135,32 @@ def clamp(site: Site) -> Iterator[Contribution]:
     yield operand, site.like("Select", (inside, site.gradient(), 0), operand)
 
 
+def clamp_by_tensors(site: Site) -> Iterator[Contribution]:
+    """A tensor limited to a range of tensors: keeps all three; each gets the gradient where it is the result."""
+    operand, lowest, highest = site.arguments[:3]
+    result, gradient = site.outputs[0], site.gradient()
+    chosen = (
+        (highest, ("Greater", operand, highest), ("Less", highest, lowest), "LogicalOr"),
+        (lowest, ("Less", operand, lowest), ("Less", lowest, highest), "LogicalAnd"),
+        (operand, ("GreaterEqual", operand, lowest), ("LessEqual", operand, highest), "LogicalAnd"),
+    )
+    for target, *tests, both in chosen:
+        if site.needs(target):
+            found = tuple(
+                site.emit(name, (x, y), TensorType(_broadcast(site.shape(x), site.shape(y)), "bool"))
+                for name, x, y in tests
+            )
+            where = site.like(both, found, result, "bool")
+            yield target, site.reduced(site.like("Select", (where, gradient, 0), result), target)
+
+
+def _broadcast(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Shape of two operands together."""
+    rank = max(len(first), len(second))
+    pairs = zip(*((1,) * (rank - len(shape)) + shape for shape in (first, second)), strict=True)
+    return tuple(y if x == 1 else x for x, y in pairs)
+
+
 def cast(site: Site) -> Iterator[Contribution]:
     """Another element type: nothing is kept."""
     operand = site.arguments[0]
@@ -151,6 +179,13 @@ def dropout(site: Site) -> Iterator[Contribution]:
         yield operand, site.like(name, (site.gradient(), site.outputs[1], *further), operand)
 
 
+def dropout_by_mask(site: Site) -> Iterator[Contribution]:
+    """Zeros where a mask of bits, made by another operation, says so: keeps the mask."""
+    operand, mask, probability = site.arguments[:3]
+    if site.needs(operand):
+        yield operand, site.like("DropoutDoMask", (site.gradient(), mask, probability), operand)
+
+
 def log_sigmoid(site: Site) -> Iterator[Contribution]:
     """log(sigmoid(x)): keeps x and the kernel's second output."""
     operand = site.arguments[0]
@@ -163,16 +198,21 @@ RULES: dict[str, Rule] = {
     "Atan": kernel("AtanGrad", "xg"),
     "Cast": cast,
     "ClampScalar": clamp,
+    "ClampTensor": clamp_by_tensors,
     "Cos": cosine,
     "Dropout": dropout,
+    "DropoutDoMask": dropout_by_mask,
     "DropoutExt": dropout,
     "Elu": kernel("EluGrad", "gy"),
     "Erf": error_function,
     "Exp": exponential,
     "Expm1": exponential_minus_one,
+    "FastGeLU": kernel("FastGeLUGrad", "gx"),
     "GeLU": kernel("GeLUGrad", "gxy"),
     "GeluExt": kernel("GeluGradExt", "gx+"),
+    "HSigmoid": kernel("HSigmoidGrad", "gx"),
     "HSwish": kernel("HSwishGrad", "gx"),
+    "Inv": kernel("InvGrad", "yg"),
     "L2Normalize": kernel("L2NormalizeGrad", "xyg"),
     "Log": logarithm,
     "Log1p": logarithm_plus_one,

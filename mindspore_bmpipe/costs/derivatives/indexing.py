@@ -61,6 +61,14 @@ def index_select(site: Site) -> Iterator[Contribution]:
         yield operand, site.like("InplaceIndexAddExt", (zeros, axis, places, site.gradient(), 1), operand)
 
 
+def index(site: Site) -> Iterator[Contribution]:
+    """Elements at places of several axes."""
+    operand, places = site.arguments[:2]
+    if site.needs(operand):
+        zeros = site.like("Zeros", (site.shape(operand), site.kind(operand).dtype), operand)
+        yield operand, site.like("InplaceIndexPut", (zeros, places, site.gradient(), True), operand)
+
+
 def scatter_add(site: Site) -> Iterator[Contribution]:
     """A tensor with updates added at places."""
     operand, places, updates = site.arguments[:3]
@@ -68,6 +76,19 @@ def scatter_add(site: Site) -> Iterator[Contribution]:
         yield updates, site.like("GatherNdExt", (site.gradient(), places), updates)
     if site.needs(operand):
         yield operand, site.gradient()
+
+
+def scatter_update(site: Site) -> Iterator[Contribution]:
+    """A tensor with updates in place of what it had: those elements get no gradient."""
+    operand, places, updates = site.arguments[:3]
+    if site.needs(updates):
+        yield updates, site.like("GatherNd", (site.gradient(), places), updates)
+    if site.needs(operand):
+        gradient = site.gradient()
+        if site.primitive == "TensorScatterUpdate":
+            zeros = site.constant(site.kind(updates))
+            gradient = site.like("TensorScatterUpdate", (gradient, places, zeros), operand)
+        yield operand, gradient
 
 
 def send_to_experts(site: Site) -> Iterator[Contribution]:
@@ -96,9 +117,11 @@ RULES: dict[str, Rule] = {
     "Gather": gather,
     "GatherD": gather_elements,
     "GatherNd": gather_points,
+    "Index": index,
     "IndexSelect": index_select,
     "InnerMoeTokenUnpermute": return_from_experts,
     "MoeTokenPermute": send_to_experts,
-    "MoeTokenUnpermute": return_from_experts,
+    "ScatterNdUpdate": scatter_update,
     "TensorScatterAdd": scatter_add,
+    "TensorScatterUpdate": scatter_update,
 }

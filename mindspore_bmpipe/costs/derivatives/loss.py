@@ -67,6 +67,23 @@ def divergence(site: Site) -> Iterator[Contribution]:
         yield operand, site.emit("KLDivLossGrad", arguments, site.kind(operand), keep_attributes=True)
 
 
+def half_square_sum(site: Site) -> Iterator[Contribution]:
+    """Half of the sum of squares: keeps the operand."""
+    operand = site.arguments[0]
+    if site.needs(operand):
+        yield operand, site.like("Mul", (operand, site.gradient()), operand)
+
+
+def square_sums(site: Site) -> Iterator[Contribution]:
+    """A sum of squares for each operand: keeps both."""
+    for number, operand in enumerate(site.arguments[:2]):
+        if site.needs(operand):
+            yield (
+                operand,
+                site.like("Muls", (site.like("Mul", (site.gradient(number), operand), operand), 2.0), operand),
+            )
+
+
 def _count(site: Site, operand: Any) -> Any:
     count: Any = 1
     for size in site.shape(operand):
@@ -77,8 +94,10 @@ def _count(site: Site, operand: Any) -> Any:
 RULES: dict[str, Rule] = {
     "BCEWithLogitsLoss": binary_cross_entropy,
     "KLDivLoss": divergence,
+    "L2Loss": half_square_sum,
     "NLLLoss": negative_log_likelihood,
     "SmoothL1Loss": smooth_absolute,
     "SoftmaxCrossEntropyWithLogits": softmax_cross_entropy,
+    "SquareSumAll": square_sums,
     "SparseSoftmaxCrossEntropyWithLogits": sparse_softmax_cross_entropy,
 }

@@ -177,7 +177,7 @@ def einsum(site: Site) -> Iterator[Contribution]:
             yield operand, result
 
 
-_GROUP_TYPE = {"GroupedMatmul": 9, "GroupedMatmulV4": 13}
+_GROUP_TYPE = {"GroupedMatmul": 9, "GroupedMatmulV2": 9, "GroupedMatmulV4": 13}
 """Place of the argument that says which axis is grouped."""
 _GROUPED_INNER = 2
 """Groups along the axis that is summed over."""
@@ -188,7 +188,9 @@ RULES: dict[str, Rule] = {
     "Dense": dense,
     "Einsum": einsum,
     "GroupedMatmul": grouped,
+    "GroupedMatmulV2": grouped,
     "GroupedMatmulV4": grouped,
     "MatMul": product,
     "MatMulExt": product_of_any_rank,
+    "Mm": product_of_any_rank,
 }

@@ -76,6 +76,28 @@ def tile(site: Site) -> Iterator[Contribution]:
     yield operand, site.shaped(summed, shape)
 
 
+def repeat(site: Site) -> Iterator[Contribution]:
+    """Whole copies side by side, along axes in front too: those are summed one after the other."""
+    operand, repeats = site.arguments[0], site.value(1)
+    if not site.needs(operand):
+        return
+    shape, gradient = site.shape(operand), site.gradient()
+    dtype = site.kind(operand).dtype
+    for _ in repeats[len(shape) :]:
+        kind = TensorType(site.shape(gradient)[1:], dtype)
+        gradient = site.emit("SumExt", (gradient, (0,), False, dtype), kind)
+    split: tuple[Any, ...] = ()
+    axes: tuple[int, ...] = ()
+    for count, size in zip(repeats[len(repeats) - len(shape) :], shape, strict=True):
+        if count != 1:
+            axes += (len(split),)
+            split += (count,)
+        split += (size,)
+    if axes:
+        gradient = site.like("SumExt", (site.shaped(gradient, split), axes, False, dtype), operand)
+    yield operand, gradient
+
+
 def repeat_interleave(site: Site) -> Iterator[Contribution]:
     """Copies of every element next to it."""
     operand, repeats, axis = site.arguments[0], site.value(1), site.value(2)
@@ -155,6 +177,16 @@ def narrow(site: Site) -> Iterator[Contribution]:
     yield operand, pieces[0] if len(pieces) == 1 else site.like("Concat", (tuple(pieces), axis), operand)
 
 
+def view_of_part(site: Site) -> Iterator[Contribution]:
+    """A part along one axis: the gradient is written into the same part of zeros."""
+    operand = site.arguments[0]
+    if site.needs(operand):
+        gradient = site.gradient()
+        part = site.like("SliceExt", (None, *site.arguments[1:]), gradient)
+        kinds = (site.kind(gradient), site.kind(operand))
+        yield operand, site.emit_many("InplaceCopy", (part, gradient, False), kinds)[1]
+
+
 def pad(site: Site) -> Iterator[Contribution]:
     """A frame, cut off again."""
     operand = site.arguments[0]
@@ -198,14 +230,17 @@ RULES: dict[str, Rule] = {
     "ExpandDimsView": reshape,
     "Flatten": reshape,
     "FlattenExt": reshape,
+    "Narrow": narrow,
     "NarrowView": narrow,
     "Pad": pad,
     "PadV3": pad,
+    "Repeat": repeat,
     "RepeatInterleaveInt": repeat_interleave,
     "Reshape": reshape,
     "ReverseV2": mirrored,
     "Roll": roll,
     "Slice": plain_slice,
+    "SliceExt": view_of_part,
     "Split": split,
     "SplitTensor": split,
     "SplitTensorView": split,
@@ -223,5 +258,4 @@ RULES: dict[str, Rule] = {
     "Tril": mirrored,
     "Triu": mirrored,
     "Unstack": unstack,
-    "View": reshape,
 }

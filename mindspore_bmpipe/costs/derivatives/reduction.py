@@ -162,23 +162,36 @@ def running_product(site: Site) -> Iterator[Contribution]:
         yield operand, site.like("RealDiv", (summed, operand), operand)
 
 
-def largest_few(site: Site) -> Iterator[Contribution]:
-    """The k largest elements: keeps their places."""
-    operand, gradient, place = site.arguments[0], site.gradient(), site.outputs[1]
+def product(site: Site) -> Iterator[Contribution]:
+    """Keeps the operand: the product of all others is that of those before times that of those behind."""
+    operand = site.arguments[0]
     if not site.needs(operand):
         return
-    shape, taken = site.shape(operand), site.shape(place)
-    rows: Any = 1
-    for size in shape[:-1]:
-        rows = rows * size
-    kind = TensorType((rows, taken[-1]), site.kind(place).dtype)
-    offset = site.emit("Add", (site.shaped(place, kind.shape), None), kind)
-    count = rows * taken[-1]
-    places = site.shaped(offset, (count, 1))
-    elements = rows * shape[-1]
-    flat = TensorType((elements,), site.kind(operand).dtype)
-    spread = site.emit("ScatterNd", (places, site.shaped(gradient, (count,)), (elements,)), flat)
-    yield operand, site.shaped(spread, shape)
+    shape, dtype = site.shape(operand), site.kind(operand).dtype
+    # Where it names no axis, MindSpore takes the running products along an axis of one.
+    axes = reduced_axes(site) if site.value(1) or isinstance(site.value(1), int) else ()
+    order = (*axes, *(axis for axis in range(len(shape)) if axis not in axes))
+    turned = tuple(shape[axis] for axis in order)
+    first = operand if order == tuple(range(len(shape))) else _turned(site, operand, order)
+    flat = site.shaped(first, (_count(turned[: len(axes)]), _count(turned[len(axes) :])))
+    before, behind = (site.like("CumProd", (flat, 0, True, backwards), flat) for backwards in (False, True))
+    others = site.shaped(site.like("Mul", (before, behind), flat), turned)
+    back = tuple(order.index(axis) for axis in range(len(shape)))
+    if first is not operand:
+        others = site.emit("Transpose", (others, back), TensorType(shape, dtype))
+    yield operand, site.like("Mul", (others, _spread(site, reduced_axes(site))), operand)
+
+
+def _turned(site: Site, source: TensorRef, order: tuple[int, ...]) -> TensorRef:
+    kind = site.kind(source)
+    return site.emit("Transpose", (source, order), TensorType(tuple(kind.shape[axis] for axis in order), kind.dtype))
+
+
+def _count(shape: tuple[Any, ...]) -> Any:
+    count: Any = 1
+    for size in shape:
+        count = count * size
+    return count
 
 
 RULES: dict[str, Rule] = {
@@ -196,9 +209,9 @@ RULES: dict[str, Rule] = {
     "ReduceMax": extremum,
     "ReduceMean": mean,
     "ReduceMin": extremum,
+    "ReduceProd": product,
     "ReduceStd": deviation,
     "ReduceSum": total,
     "Softmax": softmax,
     "SumExt": total,
-    "TopK": largest_few,
 }

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from mindspore_bmpipe.costs.rules import communication, elementwise, matmul, movement, reduction
+from mindspore_bmpipe.costs.rules import communication, einsum, elementwise, matmul, movement, reduction
 from mindspore_bmpipe.costs.rules.base import OperationView, Rule, Work
 from mindspore_bmpipe.costs.rules.movement import VIEWS
 from mindspore_bmpipe.errors import UnknownPrimitiveError
 
-FAMILIES = (matmul, elementwise, reduction, movement, communication)
+FAMILIES = (matmul, einsum, elementwise, reduction, movement, communication)
 """Modules that hold rules."""
 
 

@@ -30,20 +30,19 @@ def dropout(view: OperationView) -> Work:
 
 
 SIMPLE = (
-    "Add", "AddExt", "Adds", "Sub", "SubExt", "Subs", "Mul", "Muls", "Div", "Divs", "RealDiv", "FloorDiv", "Mod",
-    "Maximum", "Minimum", "Neg", "Abs", "Sign", "Square", "Less", "LessEqual", "Greater", "GreaterEqual", "Equal",
-    "NotEqual", "LogicalAnd", "LogicalOr", "LogicalNot", "LogicalXor", "Select", "Where", "MaskedFill", "Masked_fill",
-    "BiasAdd", "ReLU", "ReluGrad", "ReLUGrad", "DropoutGrad", "DropoutDoMask", "AssignAdd", "AssignSub", "Assign",
-    "AddScalar", "SubScalar", "ReLU6", "ReLU6Grad", "Lerp", "Trunc", "InplaceMaskedFillTensor", "DropoutGradExt",
-    "MaximumGrad", "MinimumGrad", "Clamp", "ClampTensor", "ClampScalar", "ClipByValue", "Reciprocal", "ReciprocalGrad",
-    "Inv", "Floor", "Ceil", "Round", "IsNan", "IsInf", "IsFinite", "BitwiseAnd", "BitwiseOr", "Invert",
+    "Add", "AddExt", "Sub", "SubExt", "Mul", "Muls", "Div", "Divs", "RealDiv", "FloorDiv", "Mod", "Maximum", "Minimum",
+    "Neg", "Abs", "Sign", "Square", "Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd",
+    "LogicalOr", "LogicalNot", "LogicalXor", "Select", "MaskedFill", "BiasAdd", "ReLU", "ReluGrad", "DropoutGrad",
+    "DropoutDoMask", "AssignAdd", "AssignSub", "Assign", "AddScalar", "SubScalar", "ReLU6", "ReLU6Grad", "Lerp",
+    "Trunc", "InplaceMaskedFillTensor", "DropoutGradExt", "ClampTensor", "ClampScalar", "Reciprocal", "Inv", "InvGrad",
+    "Floor", "Ceil", "Round", "IsNan", "IsInf", "IsFinite", "BitwiseAnd", "BitwiseOr", "Invert",
 )  # fmt: skip
 HEAVY = (
     "Exp", "Log", "Sqrt", "Rsqrt", "SqrtGrad", "RsqrtGrad", "Pow", "PowTensorScalar", "PowScalarTensor", "Sin", "Cos",
     "Tanh", "TanhGrad", "Sigmoid", "SigmoidGrad", "SiLU", "SiLUGrad", "GeLU", "GeLUGrad", "GeluExt", "GeluGradExt",
     "FastGeLU", "FastGeLUGrad", "Swiglu", "SwigluGrad", "Erf", "Softplus", "SoftplusGrad", "Elu", "EluGrad",
     "Atan", "AtanGrad", "Xdivy", "LogSigmoid", "LogSigmoidGrad", "SoftplusExt", "SoftplusGradExt", "HSwishGrad",
-    "Log1p", "Expm1", "HSigmoid", "HSwish", "Mish",
+    "Log1p", "Expm1", "HSigmoid", "HSigmoidGrad", "HSwish", "Mish",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

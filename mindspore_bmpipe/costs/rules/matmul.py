@@ -68,6 +68,12 @@ def convolution_weight_gradient(view: OperationView) -> Work:
     return moved(view, Engine.MATMUL, _products(gradient, weight))
 
 
+def convolution_gradients(view: OperationView) -> Work:
+    """Gradients of input, weight and bias at once: twice the products of forward; the sum for the bias is left out."""
+    gradient, weight = view.inputs[0], view.inputs[2]
+    return moved(view, Engine.MATMUL, 2 * _products(gradient, weight))
+
+
 def _products(result: TensorType, weight: TensorType) -> Any:
     """Flops of one dot product over a filter for every element of a convolution's result."""
     filter_elements = elements(TensorType(weight.shape[1:], weight.dtype))
@@ -111,7 +117,6 @@ RULES: dict[str, Rule] = {
     "MatMul": matrix_product,
     "BatchMatMul": matrix_product,
     "MatMulExt": matrix_product,
-    "Matmul": matrix_product,
     "BatchMatMulExt": matrix_product,
     "Mm": matrix_product,
     "Dense": dense,
@@ -119,6 +124,8 @@ RULES: dict[str, Rule] = {
     "GroupedMatmulV2": grouped_product,
     "GroupedMatmulV4": grouped_product,
     "Conv2D": convolution,
+    "Conv2DExt": convolution,
+    "ConvolutionGrad": convolution_gradients,
     "Conv2DBackpropInput": convolution_input_gradient,
     "Conv2DBackpropFilter": convolution_weight_gradient,
     "FlashAttentionScore": flash_attention,

@@ -15,8 +15,7 @@ from mindspore_bmpipe.costs.rules.base import (
 
 VIEWS = frozenset(
     {
-        "Reshape", "ExpandDims", "Squeeze", "Flatten", "FlattenExt", "View", "ExpandDimsView", "StopGradient",
-        "stop_gradient",
+        "Reshape", "ExpandDims", "Squeeze", "Flatten", "FlattenExt", "ExpandDimsView", "StopGradient",
         # Copies of weights that MindSpore puts between cells compiled alone; a whole-network compile has none.
         "TensorMove",
     }
@@ -62,6 +61,11 @@ def scatter_same_shape(view: OperationView) -> Work:
     return Work(Engine.VECTOR, 0, total_bytes(view.inputs[1:]), total_bytes(view.outputs) + size_bytes(gradient))
 
 
+def part_written(view: OperationView) -> Work:
+    """Clear the whole, then write the last input into a part of it."""
+    return Work(Engine.VECTOR, 0, size_bytes(view.inputs[-1]), total_bytes(view.outputs))
+
+
 def weighted_rows(view: OperationView) -> Work:
     """A product and a sum for every element of the rows that experts made."""
     rows = view.inputs[0]
@@ -71,11 +75,10 @@ def weighted_rows(view: OperationView) -> Work:
 COPIES = (
     "TransposeView", "TransposeExtView", "BroadcastToView", "ChunkView", "SplitTensorView", "SplitWithSizeView",
     "StackExt", "UnstackExtView", "RepeatInterleaveInt", "TensorScatterAdd", "InplaceScatterSrc", "Generator",
-    "Transpose", "TransposeExt", "Concat", "Stack", "Cast", "Tile", "BroadcastTo", "Pad", "PadV3", "Roll", "ReverseV2",
-    "StridedSliceGrad", "SliceGrad", "Split", "SplitWithSize", "SplitTensor", "Unstack", "Repeat", "RepeatInterleave",
-    "Contiguous", "Identity", "ScalarToTensor", "TupleToTensor", "Tril", "Triu", "TopK", "TopkExt", "Sort", "SortExt",
-    "BroadcastToGrad", "ResizeBilinearV2", "Im2Col", "ScatterNd", "TensorScatterUpdate", "ScatterNdUpdate",
-    "MoeTokenPermute",
+    "Transpose", "Concat", "Chunk", "Stack", "Cast", "Tile", "BroadcastTo", "Pad", "PadV3", "Roll", "ReverseV2",
+    "StridedSliceGrad", "SliceGrad", "Split", "SplitWithSize", "SplitTensor", "Unstack", "Repeat", "Contiguous",
+    "ScalarToTensor", "TupleToTensor", "Tril", "Triu", "TopK", "TopkExt", "Sort", "SortExt", "ResizeBilinearV2",
+    "ResizeBilinearGrad", "Im2Col", "ScatterNd", "TensorScatterUpdate", "ScatterNdUpdate", "MoeTokenPermute",
 )  # fmt: skip
 SELECTIONS = (
     "Slice", "SliceExt", "StridedSlice", "Gather", "GatherD", "GatherNd", "GatherNdExt", "Narrow", "NarrowView",
@@ -83,8 +86,8 @@ SELECTIONS = (
 )  # fmt: skip
 FILLINGS = (
     "ZerosLike", "OnesLike", "Zeros", "Ones", "Fill", "FillV2", "FillScalar", "FullLike", "Range", "Arange", "OneHot",
-    "OneHotExt", "Eye", "LinSpace", "StandardNormal", "UniformReal", "UniformInt", "ZerosLikeExt", "OnesLikeExt",
-    "DynamicBroadcastGradientArgs", "BroadcastGradientArgs", "Shape", "TensorShape",
+    "OneHotExt", "Eye", "LinSpace", "LinSpaceExt", "StandardNormal", "UniformReal", "UniformInt", "ZerosLikeExt",
+    "OnesLikeExt", "TensorShape",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
@@ -96,8 +99,9 @@ RULES: dict[str, Rule] = {
     "EmbeddingDenseBackward": scatter_sum,
     "InplaceIndexAddExt": scatter_sum,
     "GatherDGradV2": scatter_same_shape,
+    "InplaceIndexPut": scatter_same_shape,
+    "InplaceCopy": part_written,
     "MoeTokenPermuteGrad": weighted_rows,
-    "MoeTokenUnpermute": weighted_rows,
     "InnerMoeTokenUnpermute": weighted_rows,
     "MoeTokenUnpermuteGrad": weighted_rows,
 }

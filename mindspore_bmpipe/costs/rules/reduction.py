@@ -24,9 +24,10 @@ def _per_input(flops: int) -> Rule:
 
 REDUCTIONS = (
     "ReduceSum", "SumExt", "ReduceMean", "MeanExt", "ReduceMax", "ReduceMin", "Max", "Min", "ReduceAll", "ReduceAny",
-    "ReduceProd", "BiasAddGrad", "ArgMaxWithValue", "ArgMinWithValue", "Argmax", "ArgMaxExt", "CumSum", "CumsumExt",
-    "CumProd", "MaxDim", "MinDim", "LinalgVectorNorm", "AvgPool", "AvgPoolGrad", "AvgPool3D", "AvgPool3DGrad",
-    "MaxPool", "MaxPoolGrad", "MaxPoolWithArgmaxV2", "MaxPoolGradWithArgmaxV2", "ReduceStd", "L2Loss", "SquareSumAll",
+    "ReduceProd", "BiasAddGrad", "ArgMaxWithValue", "ArgMinWithValue", "Argmax", "Argmin", "ArgMaxExt", "CumSum",
+    "CumsumExt", "CumProd", "MaxDim", "MinDim", "LinalgVectorNorm", "AvgPool", "AvgPoolGrad", "AvgPool3D",
+    "AvgPool3DGrad", "MaxPool", "MaxPoolGrad", "MaxPoolWithArgmaxV2", "MaxPoolGradWithArgmaxV2", "ReduceStd", "L2Loss",
+    "SquareSumAll", "Col2Im",
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
@@ -35,7 +36,6 @@ RULES: dict[str, Rule] = {
     "LogSoftmax": _per_input(SOFTMAX_FLOPS),
     "LogSoftmaxExt": _per_input(SOFTMAX_FLOPS),
     "SoftmaxBackward": _per_input(SOFTMAX_GRADIENT_FLOPS),
-    "SoftmaxGrad": _per_input(SOFTMAX_GRADIENT_FLOPS),
     "LogSoftmaxGrad": _per_input(SOFTMAX_GRADIENT_FLOPS + TRANSCENDENTAL_FLOPS),
     "LayerNorm": _per_input(NORM_FORWARD_FLOPS),
     "LayerNormExt": _per_input(NORM_FORWARD_FLOPS),
