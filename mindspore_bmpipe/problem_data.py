@@ -50,6 +50,13 @@ class Run:
     """What one unit needs beyond its static bytes while weights are updated, when no micro-batch is in flight; at least
     0. Gradients are scaled into new tensors, all there at once."""
 
+    gather_ms: float = 0.0
+    """What gathering the weights of one unit adds to the start of a step, before its stage computes anything; at least
+    0. Planners leave it out of the step time."""
+    reduce_ms: float = 0.0
+    """What summing its gradients over ranks adds to the end of a step, after the last backward of its stage; at least
+    0. Planners leave it out of the step time."""
+
     @property
     def split_weight_ms(self) -> float:
         """Time of the weight gradients of one unit where the schedule runs them apart."""
@@ -218,6 +225,8 @@ def _validate_run(where: str, run: Run) -> None:
     _require_integer(f"{where}.count", run.count, 1)
     _require_time(f"{where}.forward_ms", run.forward_ms)
     _require_time(f"{where}.backward_ms", run.backward_ms)
+    _require_time(f"{where}.gather_ms", run.gather_ms)
+    _require_time(f"{where}.reduce_ms", run.reduce_ms)
     if run.weight_gradient_ms is not None:
         _require_time(f"{where}.weight_gradient_ms", run.weight_gradient_ms)
         if run.weight_gradient_ms > run.backward_ms:

@@ -165,7 +165,7 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     sizes = input_sizes(costs.graph, resolved)
     static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
     links = hardware.stage_links(resolved.stages or 1, (resolved.data_parallel or 1) * (resolved.tensor_parallel or 1))
-    evaluated = evaluate_costs(costs, hardware, sizes, static, links)
+    evaluated = evaluate_costs(costs, hardware, sizes, static, links, overlap=resolved.overlap or ())
     return Settled(resolved, hardware, sizes, replace(evaluated, notes=(*evaluated.notes, *notes)))
 
 
@@ -304,6 +304,8 @@ def _runs(evaluated: EvaluatedCosts) -> tuple[Run, ...]:
                 trainable=first.trainable,
                 weight_gradient_ms=first.weight_gradient_ms,
                 update_bytes=first.update_bytes,
+                gather_ms=first.gather_ms,
+                reduce_ms=first.reduce_ms,
             )
         )
     return tuple(runs)
