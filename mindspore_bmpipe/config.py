@@ -35,7 +35,9 @@ OVERLAP_GRADIENTS = "gradients"
 """Sums of the gradients of weights over ranks."""
 OVERLAP_TENSOR_PARALLEL = "tensor_parallel"
 """Exchanges between the ranks that share operations."""
-OVERLAPS = (OVERLAP_WEIGHTS, OVERLAP_GRADIENTS, OVERLAP_TENSOR_PARALLEL)
+OVERLAP_TRANSFERS = "transfers"
+"""Messages between pipeline stages."""
+OVERLAPS = (OVERLAP_WEIGHTS, OVERLAP_GRADIENTS, OVERLAP_TENSOR_PARALLEL, OVERLAP_TRANSFERS)
 """Kinds of communication that may run beside computation."""
 
 _BYTE_UNITS = {
@@ -93,7 +95,7 @@ class Config:
     optimizer_shard_level: int | None = None
     """What data-parallel ranks share, 0 (nothing) to 3 (MindSpore `parallel_optimizer` levels)."""
     overlap: tuple[str, ...] | None = None
-    """Kinds of communication, of `OVERLAPS`, that run beside the computation of their unit."""
+    """Kinds of communication, of `OVERLAPS`, that run beside computation; transfers only by default."""
     recompute_options: tuple[str, ...] | None = None
     """Names of the recompute options the planner may use."""
     pins: tuple[PinSpec, ...] | None = None

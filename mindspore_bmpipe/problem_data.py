@@ -109,6 +109,9 @@ class Problem:
     stage_speeds: tuple[float, ...] = ()
     """Speed of each stage's device, above 0: what runs there takes the time of its units over this. Empty for all 1."""
 
+    sends_block: bool = False
+    """Whether a stage is busy while it sends to another; otherwise messages occupy no stage."""
+
     def __post_init__(self) -> None:
         _validate(self)
 
@@ -144,7 +147,9 @@ class Problem:
 
 def schedule_of(problem: Problem) -> Schedule:
     """The problem's schedule (cached)."""
-    return make_schedule(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
+    return make_schedule(
+        problem.schedule, problem.stages, problem.chunks, problem.micro_batches, sends_block=problem.sends_block
+    )
 
 
 def _validate(problem: Problem) -> None:

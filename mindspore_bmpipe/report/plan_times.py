@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspore_bmpipe.config import OVERLAP_TRANSFERS, OVERLAPS
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule import Schedule, make_schedule, splits_backward, step_with_ends
@@ -22,7 +23,9 @@ def plan_schedule(plan: Plan) -> Schedule:
     kind = plan.settings.get("schedule")
     if not isinstance(kind, str) or not all(isinstance(number, int) for number in numbers):
         raise InputError("plan: its settings do not give schedule, stages, chunks and micro_batches; plan again")
-    schedule = make_schedule(kind, *numbers)
+    schedule = make_schedule(
+        kind, *numbers, sends_block=OVERLAP_TRANSFERS not in plan.settings.get("overlap", OVERLAPS)
+    )
     if len(plan.stages) != schedule.stages or any(
         not len(stage.chunks) == len(load.saved_bytes) == len(load.weight_ms) == schedule.chunks
         for stage, load in zip(plan.stages, plan.loads, strict=True)

@@ -69,7 +69,7 @@ def simulate_plan(plan: Plan) -> PlanSimulation:
         for stage, load in zip(plan.stages, plan.loads, strict=True)
     )  # fmt: skip
     _require_recorded(plan, step, [max(point.bytes for point in curve) for curve in memory])
-    idle = stage_idle(schedule, timed, plan.transfer_ms)
+    idle = stage_idle(schedule, timed, 0.0 if schedule.sends_block else plan.transfer_ms)
     return PlanSimulation(plan, schedule, step, timed, idle, memory, critical_actions(schedule, *times))
 
 

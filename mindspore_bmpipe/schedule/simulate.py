@@ -168,6 +168,8 @@ def _counts(graph: DependencyGraph, path: list[int]) -> PathCounts:
     transfers = np.bincount(crossed[crossed >= 0], minlength=graph.virtual_stages - 1)
     forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
     backward, weight = backward + whole, weight + whole
+    if any(graph.sends_block):
+        transfers = (forward[:-1] + backward[1:]) * np.array(graph.sends_block)
     return PathCounts(
         tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), tuple(transfers.tolist())
     )
