@@ -7,9 +7,16 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from mindspore.nn.utils import no_init_parameters
 
 from mindspore_bmpipe.costs.collectives import COLLECTIVES, algorithm_ms, algorithms_of, collective_ms, levels_of
 from mindspore_bmpipe.costs.hardware import Hardware, Link, load_hardware
+from mindspore_bmpipe.costs.logical import logical_graph
+from mindspore_bmpipe.costs.network import network_costs
+from mindspore_bmpipe.graph.cell_graph import Sharding
+from mindspore_bmpipe.graph.trace import trace
+from mindspore_bmpipe.report.explain import unit_expressions
+from tools.examples.llama_sharded import factory
 
 INTRA, INTER, GROUPS = Link(1.0, 100.0, 100.0), Link(2.0, 10.0, 10.0), Link(5.0, 4.0, 4.0)
 TOY = Hardware("toy", 1, {}, 1.0, 0.0, INTRA, INTER, devices_per_node=4)
@@ -174,3 +181,23 @@ def test_every_collective_has_its_algorithms() -> None:
     assert set(COLLECTIVES) == {"AllReduce", "AllGather", "ReduceScatter", "AlltoAll"}
     for primitive in COLLECTIVES:
         assert collective_ms(TOY, primitive, (5,), 1e9) == 0
+
+
+def test_a_layer_whose_ranks_span_two_nodes() -> None:
+    """8 tensor-parallel ranks on nodes of 4; a block sums its states, V = b s 64 values of 4 bytes, twice.
+
+    Both kinds of links at once: a share of V / 8 to the other node, 22.5 GB/s and 17 us, then three of them to the
+    others of the node over three pairs' links, 57 GB/s and 10 us; and back.
+    """
+    with no_init_parameters():
+        network, inputs = factory(size="tiny", tensor_parallel=8, heads=8, kv_heads=8, ffn=128)
+    costs = network_costs(logical_graph(trace(network, *inputs), Sharding(1, 8)))
+    model = costs.models[[unit.name for unit in costs.split.units].index("blocks.0")]
+    machine, sizes = replace(load_hardware("ascend910b"), devices_per_node=4), {"b": 4, "s": 4096}
+    share = 4 * 4096 * 64 * 4 / 8
+    once = 2 * (0.017 + share / 22.5e6 + 0.010 + 3 * share / 57e6)
+    assert model.link_ms(machine, sizes)[: model.forward_count].sum() == pytest.approx(2 * once)
+    # The expression that `explain` prints has four digits.
+    expression = unit_expressions(model, machine)["forward_time_ms"]
+    found = expression.subs({name: sizes[str(name)] for name in expression.free_symbols})
+    assert float(found) == pytest.approx(model.operation_ms(machine, sizes)[: model.forward_count].sum(), rel=1e-3)
