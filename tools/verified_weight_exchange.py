@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import numpy as np  # noqa: E402
 from mindspore import Tensor, nn, ops  # noqa: E402
 from mindspore.nn.utils import no_init_parameters  # noqa: E402
 
-from mindspore_bmpipe.costs.network import network_costs  # noqa: E402
+from mindspore_bmpipe.costs.network import NetworkCosts, network_costs  # noqa: E402
 from mindspore_bmpipe.costs.static_memory import StaticSettings  # noqa: E402
 from mindspore_bmpipe.costs.weight_exchange import Moment, weight_collectives  # noqa: E402
 from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT, Function, Module, Node, load_module  # noqa: E402
@@ -101,7 +102,7 @@ def factory(batch: int = 4) -> tuple[nn.Cell, tuple[Tensor, ...]]:
 
 def compiled(cases: Sequence[Case]) -> dict[Case, Found]:
     """What MindSpore's graphs hold."""
-    # One process for each: MindSpore keeps layouts of weights by name, and a second compile finds those of the first.
+    # One process for each: a second compile of shared weights in one process fails on their shapes.
     ranks = [Rank(case.stage * case.data_parallel, STAGES * case.data_parallel, (_compile(case),)) for case in cases]
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
         answers = compile_ranks(ranks, stand_in(), Path(folder))
@@ -157,10 +158,8 @@ def _moment(function: Function, node: Node) -> Moment:
 
 def predicted(case: Case) -> Found:
     """The same as the costs of the network count it."""
-    source, settings, cells = NETWORKS[case.network]
-    with no_init_parameters():
-        network, inputs = build_factory(source, {**settings, "batch": case.data_parallel})
-    costs = network_costs(trace(network, *inputs), units=sorted(cells) if source == CAST else None)
+    cells = NETWORKS[case.network][2]
+    costs = _costs(case.network, case.data_parallel)
     # MindSpore's own accumulation keeps gradients in the type of the weight.
     static = StaticSettings(case.data_parallel, case.level, float32_state=False)
     found: Found = Counter()
@@ -170,6 +169,14 @@ def predicted(case: Case) -> Found:
             for item in weight_collectives(costs.graph, costs.split, number, static):
                 found[item.moment.value, item.primitive, len(item.ranks), item.volume_bytes] += 1
     return found
+
+
+@lru_cache
+def _costs(name: str, data_parallel: int) -> NetworkCosts:
+    source, settings, cells = NETWORKS[name]
+    with no_init_parameters():
+        network, inputs = build_factory(source, {**settings, "batch": data_parallel})
+    return network_costs(trace(network, *inputs), units=sorted(cells) if source == CAST else None)
 
 
 def main() -> None:
