@@ -29,6 +29,17 @@ MINDSPORE_SCHEDULES = (
 )
 """Every pipeline schedule MindSpore can compile."""
 
+OVERLAP_WEIGHTS = "weights"
+"""Gathers of weights that optimizer sharding has spread over ranks."""
+OVERLAP_GRADIENTS = "gradients"
+"""Sums of the gradients of weights over ranks."""
+OVERLAP_TENSOR_PARALLEL = "tensor_parallel"
+"""Exchanges between the ranks that share operations."""
+OVERLAP_TRANSFERS = "transfers"
+"""Messages between pipeline stages."""
+OVERLAPS = (OVERLAP_WEIGHTS, OVERLAP_GRADIENTS, OVERLAP_TENSOR_PARALLEL, OVERLAP_TRANSFERS)
+"""Kinds of communication that may run beside computation."""
+
 _BYTE_UNITS = {
     "b": 1,
     **{f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")},
@@ -83,6 +94,8 @@ class Config:
     """Context-parallel ranks, at least 1."""
     optimizer_shard_level: int | None = None
     """What data-parallel ranks share, 0 (nothing) to 3 (MindSpore `parallel_optimizer` levels)."""
+    overlap: tuple[str, ...] | None = None
+    """Kinds of communication, of `OVERLAPS`, that run beside computation; transfers only by default."""
     recompute_options: tuple[str, ...] | None = None
     """Names of the recompute options the planner may use."""
     pins: tuple[PinSpec, ...] | None = None
@@ -182,6 +195,16 @@ def _names(value: object, where: str) -> tuple[str, ...]:
     return names
 
 
+def _overlaps(value: object, where: str) -> tuple[str, ...]:
+    wanted = f"give a list of {', '.join(OVERLAPS)}, or [] for none"
+    if not isinstance(value, list):
+        raise InputError(f"{where}: {value!r} is not allowed; {wanted}")
+    for index, entry in enumerate(value):
+        if entry not in OVERLAPS:
+            raise InputError(f"{where}[{index}]: {entry!r} is no kind of communication; {wanted}")
+    return tuple(kind for kind in OVERLAPS if kind in value)
+
+
 def _pins(value: object, where: str) -> tuple[PinSpec, ...]:
     if not isinstance(value, list):
         raise InputError(f'{where}: {value!r} is not allowed; give a list such as [{{units: "0-3", stage: 0}}]')
@@ -232,6 +255,7 @@ _PARSERS: dict[str, Callable[[object, str], Any]] = {
     "expert_parallel": _integer(1),
     "context_parallel": _integer(1),
     "optimizer_shard_level": _integer(0, 3),
+    "overlap": _overlaps,
     "recompute_options": _names,
     "pins": _pins,
     "stage_speeds": _speeds,

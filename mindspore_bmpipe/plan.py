@@ -135,6 +135,10 @@ class StageLoad:
     """Bytes alive only while a backward runs."""
     update_bytes: int = 0
     """Bytes alive only while weights are updated, when no micro-batch is in flight."""
+    gather_ms: float = 0.0
+    """Time before the first forward in which ranks gather shared weights; no part of the step time."""
+    reduce_ms: float = 0.0
+    """Time after the last backward in which ranks add up gradients; no part of the step time."""
 
 
 @dataclass(frozen=True)

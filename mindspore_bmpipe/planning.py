@@ -28,6 +28,7 @@ from mindspore_bmpipe.problem import (
     expand_decision,
     memory_parts,
     schedule_of,
+    stage_ends,
     virtual_stage_weights,
 )
 from mindspore_bmpipe.problem_config import problem_from_config
@@ -191,6 +192,7 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
 
 def _loads(problem: Problem, decision: Decision) -> tuple[StageLoad, ...]:
     weights = virtual_stage_weights(problem, decision)
+    ends = stage_ends(problem, decision)
     return tuple(
         StageLoad(
             weight_ms=tuple(0.0 if weights is None else weights[virtual] for virtual in virtuals),
@@ -198,8 +200,12 @@ def _loads(problem: Problem, decision: Decision) -> tuple[StageLoad, ...]:
             shared_bytes=parts.shared_bytes,
             working_set_bytes=parts.working_set_bytes,
             update_bytes=parts.update_bytes,
+            gather_ms=gather,
+            reduce_ms=reduce,
         )
-        for virtuals, parts in zip(schedule_of(problem).virtual_of_chunk, memory_parts(problem, decision), strict=True)
+        for virtuals, parts, (gather, reduce) in zip(
+            schedule_of(problem).virtual_of_chunk, memory_parts(problem, decision), ends, strict=True
+        )
     )
 
 
@@ -261,7 +267,7 @@ def _settings(config: Config, problem: Problem) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in vars(config).items()
-        if value is not None and key not in ("pins", "memory_limit", "recompute_options", "stage_speeds")
+        if value is not None and key not in ("pins", "memory_limit", "recompute_options", "stage_speeds", "overlap")
     }
     # As given: what `memory_margin` leaves of it are the limits of the stages.
     limit = config.memory_limit
@@ -274,6 +280,8 @@ def _settings(config: Config, problem: Problem) -> dict[str, Any]:
     )
     if config.recompute_options is not None:
         settings["recompute_options"] = list(config.recompute_options)
+    if config.overlap is not None:
+        settings["overlap"] = list(config.overlap)
     if config.stage_speeds is not None:
         settings["stage_speeds"] = list(config.stage_speeds)
     if config.pins is not None:

@@ -50,6 +50,7 @@ __all__ = [
     "recompute_ms",
     "schedule_of",
     "simulated_ms",
+    "stage_ends",
     "stage_memory",
     "update_peak",
     "virtual_stage_times",
@@ -270,6 +271,19 @@ def stage_memory(problem: Problem, decision: Decision) -> tuple[tuple[int, int],
         running = parts.shared_bytes + in_flight + parts.working_set_bytes
         result.append((parts.static_bytes, parts.static_bytes + max(running, parts.update_bytes)))
     return tuple(result)
+
+
+def stage_ends(problem: Problem, decision: Decision) -> tuple[tuple[float, float], ...]:
+    """Milliseconds of each stage before its first forward and after its last backward that the step time leaves out."""
+    held = [[sum(map(sum, (placed[virtual] for virtual in virtuals))) for placed in decision.counts]
+            for virtuals in schedule_of(problem).virtual_of_chunk]  # fmt: skip
+    return tuple(
+        (
+            math.fsum(count * run.gather_ms for count, run in zip(counts, problem.runs, strict=True)),
+            math.fsum(count * run.reduce_ms for count, run in zip(counts, problem.runs, strict=True)),
+        )
+        for counts in held
+    )
 
 
 def recompute_ms(problem: Problem, decision: Decision) -> float:

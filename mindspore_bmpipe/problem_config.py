@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mindspore_bmpipe.config import AUTO, Config, PinSpec, require_settled
+from mindspore_bmpipe.config import AUTO, OVERLAP_TRANSFERS, Config, PinSpec, require_settled
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.problem_data import Pin, Problem, Run
 from mindspore_bmpipe.schedule import lookup
@@ -102,6 +102,7 @@ def problem_from_config(
         transfer_ms=transfer_ms,
         forbidden_cuts=forbidden_cuts,
         stage_speeds=config.stage_speeds or (),
+        sends_block=config.overlap is not None and OVERLAP_TRANSFERS not in config.overlap,
         pins=tuple(resolve_pin(kept, pin, f"pins[{index}]") for index, pin in enumerate(config.pins or ())),
     )
 

@@ -50,6 +50,13 @@ class Run:
     """What one unit needs beyond its static bytes while weights are updated, when no micro-batch is in flight; at least
     0. Gradients are scaled into new tensors, all there at once."""
 
+    gather_ms: float = 0.0
+    """What gathering the weights of one unit adds to the start of a step, before its stage computes anything; at least
+    0. Planners leave it out of the step time."""
+    reduce_ms: float = 0.0
+    """What summing its gradients over ranks adds to the end of a step, after the last backward of its stage; at least
+    0. Planners leave it out of the step time."""
+
     @property
     def split_weight_ms(self) -> float:
         """Time of the weight gradients of one unit where the schedule runs them apart."""
@@ -102,6 +109,9 @@ class Problem:
     stage_speeds: tuple[float, ...] = ()
     """Speed of each stage's device, above 0: what runs there takes the time of its units over this. Empty for all 1."""
 
+    sends_block: bool = False
+    """Whether a stage is busy while it sends to another; otherwise messages occupy no stage."""
+
     def __post_init__(self) -> None:
         _validate(self)
 
@@ -137,7 +147,9 @@ class Problem:
 
 def schedule_of(problem: Problem) -> Schedule:
     """The problem's schedule (cached)."""
-    return make_schedule(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
+    return make_schedule(
+        problem.schedule, problem.stages, problem.chunks, problem.micro_batches, sends_block=problem.sends_block
+    )
 
 
 def _validate(problem: Problem) -> None:
@@ -218,6 +230,8 @@ def _validate_run(where: str, run: Run) -> None:
     _require_integer(f"{where}.count", run.count, 1)
     _require_time(f"{where}.forward_ms", run.forward_ms)
     _require_time(f"{where}.backward_ms", run.backward_ms)
+    _require_time(f"{where}.gather_ms", run.gather_ms)
+    _require_time(f"{where}.reduce_ms", run.reduce_ms)
     if run.weight_gradient_ms is not None:
         _require_time(f"{where}.weight_gradient_ms", run.weight_gradient_ms)
         if run.weight_gradient_ms > run.backward_ms:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mindspore_bmpipe.config import AUTO, Config
+from mindspore_bmpipe.config import AUTO, OVERLAP_TRANSFERS, Config
 from mindspore_bmpipe.costs.hardware import Hardware, Link, load_hardware
 from mindspore_bmpipe.costs.held_weights import has_trainable_product, held_weights
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost, evaluate_costs
@@ -165,7 +165,8 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     sizes = input_sizes(costs.graph, resolved)
     static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
     links = hardware.stage_links(resolved.stages or 1, (resolved.data_parallel or 1) * (resolved.tensor_parallel or 1))
-    evaluated = evaluate_costs(costs, hardware, sizes, static, links)
+    overlap = [kind for kind in resolved.overlap or () if kind != OVERLAP_TRANSFERS]
+    evaluated = evaluate_costs(costs, hardware, sizes, static, links, overlap=overlap)
     return Settled(resolved, hardware, sizes, replace(evaluated, notes=(*evaluated.notes, *notes)))
 
 
@@ -304,6 +305,8 @@ def _runs(evaluated: EvaluatedCosts) -> tuple[Run, ...]:
                 trainable=first.trainable,
                 weight_gradient_ms=first.weight_gradient_ms,
                 update_bytes=first.update_bytes,
+                gather_ms=first.gather_ms,
+                reduce_ms=first.reduce_ms,
             )
         )
     return tuple(runs)

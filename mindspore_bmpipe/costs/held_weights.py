@@ -22,14 +22,14 @@ def has_trainable_product(graph: CellGraph, unit: Unit) -> bool:
     held = {name for name in held_weights(graph, unit) if graph.parameters[name].trainable}
     products = (graph.operations[number] for number in unit.forward)
     return any(
-        _weight_behind(graph, tensor) in held
+        weight_behind(graph, tensor) in held
         for product in products
         if product.primitive == SPLIT_PRODUCT
         for tensor in read_tensors(product)
     )
 
 
-def _weight_behind(graph: CellGraph, tensor: int) -> str | None:
+def weight_behind(graph: CellGraph, tensor: int) -> str | None:
     """The weight that a tensor is, perhaps in another type or shape; `None` if it is none."""
     while True:
         name, producer = graph.tensors[tensor].parameter, graph.tensors[tensor].producer

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspore_bmpipe.costs.graph_index import GraphIndex, index_graph
+from mindspore_bmpipe.costs.boundaries import boundary_tensors, longest_transfer_ms
+from mindspore_bmpipe.costs.graph_index import index_graph
 from mindspore_bmpipe.costs.hardware import Hardware, Link
 from mindspore_bmpipe.costs.held_weights import held_weights
 from mindspore_bmpipe.costs.options import NamedOption, named_options
 from mindspore_bmpipe.costs.recipes import RECIPES, Recipes, recipes_of
 from mindspore_bmpipe.costs.recompute import COMMUNICATION, RecomputeModel, absolute_places, evaluate_rows
 from mindspore_bmpipe.costs.rules import require_known, unknown_primitives
-from mindspore_bmpipe.costs.rules.base import size_bytes
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
 from mindspore_bmpipe.costs.unit_model import UnitModel, build_unit_model, unit_signature
+from mindspore_bmpipe.costs.unit_times import Exchange, UnitTimes, exchange_of
+from mindspore_bmpipe.costs.weight_exchange import WeightCollective, weight_collectives
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.graph.cell_graph import CellGraph, Phase, read_tensors
+from mindspore_bmpipe.graph.cell_graph import CellGraph
 from mindspore_bmpipe.graph.symbols import evaluate_dimension
 from mindspore_bmpipe.graph.units import Unit, UnitSplit, split_units
 
@@ -79,10 +81,18 @@ class UnitCost:
 
     unit: Unit
     """The unit."""
+    times: UnitTimes
+    """What its times are made of."""
+    weight_collectives: tuple[WeightCollective, ...]
+    """Collectives on its weights and their gradients."""
     forward_ms: float
     """Forward time of one micro-batch."""
     backward_ms: float
     """Backward time of one micro-batch without recomputation."""
+    gather_ms: float
+    """What gathering its weights adds to the start of a step."""
+    reduce_ms: float
+    """What summing gradients over ranks adds to the end of a step."""
     weight_gradient_ms: float
     """Part of it that makes gradients of weights and may run apart."""
     static_bytes: int
@@ -143,7 +153,7 @@ def network_costs(
         if signature not in known:
             known[signature] = build_unit_model(index, unit, tuple(graph.symbols), assume_elementwise)
         models.append(known[signature])
-    return NetworkCosts(graph, split, tuple(models), _boundaries(index, split.units), tuple(notes))
+    return NetworkCosts(graph, split, tuple(models), boundary_tensors(index, split.units), tuple(notes))
 
 
 def evaluate_costs(
@@ -153,6 +163,7 @@ def evaluate_costs(
     static: StaticSettings,
     links: Sequence[Link],
     most_options: int = MOST_OPTIONS,
+    overlap: Collection[str] = (),
 ) -> EvaluatedCosts:
     """Numbers of every unit at given sizes on a given machine.
 
@@ -163,9 +174,10 @@ def evaluate_costs(
         static: what static memory depends on.
         links: slowest link from each stage to the next one, and from the last to the first.
         most_options: recompute options of a unit.
+        overlap: kinds of communication (`OVERLAPS` of the settings) that run beside the computation of their unit.
     """
     numbers_of: dict[int, _ModelNumbers] = {}
-    kinds: dict[tuple[int, int, int, bool], int] = {}
+    kinds: dict[Hashable, int] = {}
     shared_bytes = 0
     found: list[UnitCost] = []
     for number, (unit, model, trainable) in enumerate(
@@ -177,17 +189,24 @@ def evaluate_costs(
             shared_bytes = max(shared_bytes, _shared_bytes(model, recompute, sizes))
         numbers = numbers_of[id(model)]
         fixed, update = unit_static_bytes(costs, number, static)
-        kind = kinds.setdefault((id(model), fixed, update, trainable), len(kinds))
+        collectives = weight_collectives(costs.graph, costs.split, number, static)
+        exchange = exchange_of(collectives, hardware)
+        times = replace(numbers.times, weights=exchange, overlap=overlap)
+        kind = kinds.setdefault((id(model), fixed, update, trainable, exchange), len(kinds))
         found.append(
             UnitCost(
                 unit=unit,
-                forward_ms=numbers.forward_ms,
-                backward_ms=numbers.backward_ms,
+                times=times,
+                weight_collectives=collectives,
+                forward_ms=times.forward(),
+                backward_ms=times.backward(),
+                gather_ms=times.gather_ms,
+                reduce_ms=times.reduce_ms,
                 weight_gradient_ms=numbers.weight_gradient_ms,
                 static_bytes=fixed,
                 update_bytes=update,
                 trainable=trainable,
-                options=tuple(_in_network(option, unit.cells) for option in numbers.options),
+                options=tuple(_in_network(option, unit.cells, times) for option in numbers.options),
                 kind=kind,
             )
         )
@@ -195,7 +214,7 @@ def evaluate_costs(
         int(sum(evaluate_dimension(item, sizes, f"boundary after unit {cut}") for item in tensors))
         for cut, tensors in enumerate(costs.boundaries)
     )
-    transfer = _longest_transfer_ms(costs.parameters_trainable, cut_bytes, links)
+    transfer = longest_transfer_ms(costs.parameters_trainable, cut_bytes, links)
     notes = (*costs.notes, *_recipe_notes(found, numbers_of, costs))
     return EvaluatedCosts(tuple(found), transfer, cut_bytes, tuple(links), shared_bytes, notes)
 
@@ -218,11 +237,19 @@ def unit_static_bytes(costs: NetworkCosts, number: int, settings: StaticSettings
 class _ModelNumbers:
     """Numbers of all units of one model; paths in their options are relative to a unit."""
 
-    forward_ms: float
-    backward_ms: float
+    times: UnitTimes
     weight_gradient_ms: float
-    options: tuple[UnitOption, ...]
+    options: tuple[_ModelOption, ...]
     recipes: Recipes
+
+
+@dataclass(frozen=True)
+class _ModelOption:
+    """A recompute option with the times of what runs again, by itself."""
+
+    option: UnitOption
+    computing_ms: float
+    exchange_ms: float
 
 
 def _evaluate_model(
@@ -232,35 +259,53 @@ def _evaluate_model(
     times = model.operation_ms(hardware, sizes)
     recipes = recipes_of(recompute, model)
     options = tuple(
-        _numbers(named, recompute, values, times)
+        _numbers(named, recompute, values, times, model.is_collective)
         for named in named_options(recompute, recipes, times, values, model, most)
     )
-    forward, backward = times[: model.forward_count], times[model.forward_count :]
-    weights = times[list(model.weight_gradients)]
-    return _ModelNumbers(float(forward.sum()), float(backward.sum()), float(weights.sum()), options, recipes)
+    exchanged = model.is_collective
+    forward = np.arange(len(times)) < model.forward_count
+    unit_times = UnitTimes(
+        forward_ms=float(times[forward & ~exchanged].sum()),
+        forward_exchange_ms=float(times[forward & exchanged].sum()),
+        backward_ms=float(times[~forward & ~exchanged].sum()),
+        backward_exchange_ms=float(times[~forward & exchanged].sum()),
+        weights=Exchange(),
+        overlap=(),
+    )
+    return _ModelNumbers(unit_times, float(times[list(model.weight_gradients)].sum()), options, recipes)
 
 
 def _numbers(
-    named: NamedOption, recompute: RecomputeModel, values: NDArray[np.float64], times: NDArray[np.float64]
-) -> UnitOption:
+    named: NamedOption,
+    recompute: RecomputeModel,
+    values: NDArray[np.float64],
+    times: NDArray[np.float64],
+    is_collective: NDArray[np.bool_],
+) -> _ModelOption:
     option = named.option
+    again = np.zeros(len(times), dtype=bool)
+    again[list(option.repeated)] = True
+    computing, exchange = (float(times[again & kind].sum()) for kind in (~is_collective, is_collective))
     held = [place for place in option.places if place in recompute.views]
     exchanged = [place for place in option.places if place.endswith(COMMUNICATION)]
-    return UnitOption(
+    numbers = UnitOption(
         name=named.name,
         cells=tuple(place for place in option.places if place not in held and place not in exchanged),
         primitives=tuple(dict.fromkeys((*held, *(view for place in held for view in recompute.views[place])))),
         communication=tuple(place.removesuffix(COMMUNICATION) for place in exchanged),
         saved_bytes=_whole_bytes(float(option.saved @ values)),
-        extra_backward_ms=float(times[list(option.repeated)].sum()),
+        extra_backward_ms=computing + exchange,
         working_set_bytes=max(0, _whole_bytes(evaluate_rows(option.working_set, values))),
         equals=named.equals,
     )
+    return _ModelOption(numbers, computing, exchange)
 
 
-def _in_network(option: UnitOption, unit_cells: Sequence[str]) -> UnitOption:
+def _in_network(known: _ModelOption, unit_cells: Sequence[str], times: UnitTimes) -> UnitOption:
+    option = known.option
     return replace(
         option,
+        extra_backward_ms=times.extra_backward(known.computing_ms, known.exchange_ms),
         cells=absolute_places(option.cells, unit_cells),
         primitives=absolute_places(option.primitives, unit_cells),
         communication=absolute_places(option.communication, unit_cells),
@@ -297,31 +342,6 @@ def _shared_bytes(model: UnitModel, recompute: RecomputeModel, sizes: Mapping[st
     """Bytes of the tensors that this kind of unit shares with others and keeps with or without recomputation."""
     kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
     return _whole_bytes(float(model.bytes_of(kept & model.shared) @ model.basis.values(sizes)))
-
-
-def _boundaries(index: GraphIndex, units: Sequence[Unit]) -> tuple[tuple[Any, ...], ...]:
-    last_reader: dict[int, int] = {}
-    for position, operation in enumerate(index.graph.operations):
-        if operation.phase is Phase.FORWARD:
-            for tensor in read_tensors(operation):
-                storage = index.storage[tensor]
-                last_reader[storage] = max(last_reader.get(storage, 0), index.unit_of[position])
-    crossing: list[list[Any]] = [[] for _ in range(len(units) - 1)]
-    for storage, reader in last_reader.items():
-        producer = index.made_by(storage)
-        if producer is None or index.graph.operations[producer].phase is not Phase.FORWARD:
-            continue
-        for cut in range(index.unit_of[producer], reader):
-            crossing[cut].append(size_bytes(index.graph.tensors[storage].type))
-    return tuple(tuple(sizes) for sizes in crossing)
-
-
-def _longest_transfer_ms(trainable: Sequence[bool], cut_bytes: Sequence[int], links: Sequence[Link]) -> float:
-    """Time of the largest boundary with a trained unit on both sides, over the slowest link to a next stage."""
-    allowed = [cut for cut in range(len(cut_bytes)) if any(trainable[: cut + 1]) and any(trainable[cut + 1 :])]
-    if not allowed:
-        return 0.0
-    return max(link.transfer_ms(max(cut_bytes[cut] for cut in allowed)) for link in links[:-1] or links)
 
 
 def _whole_bytes(value: float) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspore_bmpipe.costs.collectives import collective_ms
 from mindspore_bmpipe.costs.graph_index import GraphIndex
 from mindspore_bmpipe.costs.hardware import Hardware
 from mindspore_bmpipe.costs.held_weights import SAME_VALUE, SPLIT_PRODUCT
@@ -46,7 +47,7 @@ class ModelOperation:
     ranks: tuple[int, ...] = ()
     """Ranks it exchanges data with, itself included; empty for all but collectives."""
     rounds: int = 0
-    """Messages that it sends one after the other."""
+    """Messages that it sends one after the other in one ring."""
     held_as: str = ""
     """Path of the primitive that a cell holds for it, relative to the unit (``0.attention.softmax``); empty for
     functional forms and for what the compiler adds."""
@@ -71,7 +72,7 @@ class UnitModel:
     bytes_moved: NDArray[np.float64]
     """Bytes read and written by every operation, shape (operations, monomials)."""
     sent_bytes: NDArray[np.float64]
-    """Bytes that every operation sends to other ranks, shape (operations, monomials)."""
+    """Bytes that every operation sends to other ranks of one ring, shape (operations, monomials)."""
     sizes: NDArray[np.float64]
     """Bytes of every storage, shape (storages, monomials)."""
     storage_names: tuple[str, ...]
@@ -115,14 +116,24 @@ class UnitModel:
 
     def link_ms(self, hardware: Hardware, sizes: Mapping[str, int]) -> NDArray[np.float64]:
         """Time that every operation exchanges data with other ranks (alpha-beta model), shape (operations,)."""
-        sent = self.sent_bytes @ self.basis.values(sizes)
+        volumes = self.volume_bytes @ self.basis.values(sizes)
         times = np.zeros(len(self.operations))
         for number, operation in enumerate(self.operations):
             if operation.rounds:
-                link = hardware.link_of(operation.ranks)
-                rate = link.group_bytes_per_ms(len(operation.ranks))
-                times[number] = operation.rounds * link.latency_ms + sent[number] / rate
+                times[number] = collective_ms(hardware, operation.primitive, operation.ranks, float(volumes[number]))
         return times
+
+    @property
+    def volume_bytes(self) -> NDArray[np.float64]:
+        """Bytes of the whole tensor that every collective handles, shape (operations, monomials)."""
+        # In a ring every message is one nth of it.
+        shares = np.array([len(item.ranks) / item.rounds if item.rounds else 0.0 for item in self.operations])
+        return self.sent_bytes * shares[:, None]
+
+    @property
+    def is_collective(self) -> NDArray[np.bool_]:
+        """Which operations exchange data with other ranks, shape (operations,)."""
+        return np.array([operation.rounds > 0 for operation in self.operations], dtype=bool)
 
     @property
     def forward_flops(self) -> NDArray[np.float64]:

@@ -90,6 +90,6 @@ def synchronisation_note(flat: FlatModule, synchronised: Sequence[Operation]) ->
 def synchronisation_text(count: int, volume: int) -> str:
     """The note for so many sums of so many bytes together."""
     return (
-        f"{count} sums of weight gradients over ranks ({volume} bytes) are no part of the times: a pipeline makes them "
-        "once a step, after the last micro-batch"
+        f"{count} sums of weight gradients over ranks ({volume} bytes) are taken out of the graph of one micro-batch: "
+        "they are counted as a pipeline runs them, by default once a step, after the last micro-batch"
     )

@@ -101,6 +101,14 @@ class CountModel:
             ]
         single = np.eye(self.problem.virtual_stages - 1, dtype=int).tolist()
         sent = [self._transfers.weighted(one, unit) for one in single]
+        size = self.problem.virtual_stages
+        for boundary, blocks in enumerate(graph.sends_block):
+            if blocks:
+                # Kinds of actions follow each other in `durations`: forward, then backward, separate weights, whole.
+                senders = (boundary, size + boundary + 1, 3 * size + boundary + 1)
+                for sender in senders[: 3 if self._splits else 2]:
+                    durations[sender] = durations[sender] + sent[boundary]
+                sent[boundary] = 0.0
         followed = set(graph.stage_predecessor.tolist()) | set(graph.data_predecessor.tolist())
         with silenced():
             ends = [self.model.add_var(name=f"end_{number}", lb=0.0) for number in range(graph.size)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import sympy
 
+from mindspore_bmpipe.costs.collectives import algorithms_of
 from mindspore_bmpipe.costs.hardware import Hardware
-from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts
+from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost
 from mindspore_bmpipe.costs.recompute import RecomputeModel
 from mindspore_bmpipe.costs.rules import unknown_primitives
 from mindspore_bmpipe.costs.rules.base import Engine
 from mindspore_bmpipe.costs.unit_model import UnitModel
+from mindspore_bmpipe.costs.weight_exchange import Moment, WeightCollective
 from mindspore_bmpipe.report.tables import render_rows
 
 _MIB = 1 << 20
@@ -48,6 +50,7 @@ def explain(
                 "backward_ms": numbers.backward_ms,
                 **_communication_ms(model, hardware, sizes),
                 "collectives": _collectives(model),
+                **_weight_times(numbers),
                 "options": [
                     {
                         "name": option.name,
@@ -104,6 +107,31 @@ def _communication_ms(model: UnitModel, hardware: Hardware, sizes: Mapping[str, 
     }
 
 
+def _weight_times(numbers: UnitCost) -> dict[str, Any]:
+    """Collectives on the unit's weights: what each takes by itself, and what they add to a step."""
+    exchange = numbers.times.weights
+    return {
+        "weight_collectives": [
+            {"moment": moment.value, "primitive": primitive, "ranks": ranks, "count": count, "bytes": volume}
+            for (moment, primitive, ranks), (count, volume) in _grouped(numbers.weight_collectives).items()
+        ],
+        "forward_weights_ms": exchange.forward_ms,
+        "backward_weights_ms": exchange.backward_weights_ms + exchange.backward_gradients_ms,
+        "gather_ms": numbers.gather_ms,
+        "reduce_ms": numbers.reduce_ms,
+    }
+
+
+def _grouped(collectives: Sequence[WeightCollective]) -> dict[tuple[Moment, str, int], tuple[int, int]]:
+    """Number and bytes of collectives of one kind."""
+    found: dict[tuple[Moment, str, int], tuple[int, int]] = {}
+    for item in collectives:
+        key = (item.moment, item.primitive, len(item.ranks))
+        count, volume = found.get(key, (0, 0))
+        found[key] = (count + 1, volume + item.volume_bytes)
+    return found
+
+
 def _collectives(model: UnitModel) -> list[dict[str, Any]]:
     """Exchanges with other ranks of the stage, in order of first use, equal ones together."""
     found: dict[tuple[str, str, int, str], int] = {}
@@ -140,6 +168,14 @@ def render_explanation(document: Mapping[str, Any]) -> str:
                 parts.append(
                     f"  {part + '_link_ms':<21} {unit[part + '_communication_ms']:.3f} of {unit[part + '_ms']:.3f}"
                 )
+        for item in unit["weight_collectives"]:
+            parts.append(
+                f"  {item['moment']:<21} {item['count']} x {item['primitive']} of weights among {item['ranks']} ranks, "
+                f"{item['bytes']} bytes in all"
+            )
+        if unit["weight_collectives"]:
+            for key in ("forward_weights_ms", "backward_weights_ms", "gather_ms", "reduce_ms"):
+                parts.append(f"  {key:<21} {unit[key]:.3f}")
         parts.append(f"  {'static_bytes':<21} {unit['static_bytes']}")
         rows = [
             (
@@ -171,23 +207,25 @@ def _time(model: UnitModel, hardware: Hardware, part: slice) -> Any:
     plain = np.zeros(model.flops.shape[1])
     mixed: list[Any] = []
     launches = 0
-    rows = zip(model.operations[part], model.flops[part], model.bytes_moved[part], model.sent_bytes[part], strict=True)
-    for operation, flops, moved, sent in rows:
+    rows = zip(
+        model.operations[part], model.flops[part], model.bytes_moved[part], model.volume_bytes[part], strict=True
+    )
+    for operation, flops, moved, volume in rows:
         if not flops.any() and not moved.any():
             continue
         launches += 1
+        memory = moved / hardware.bytes_per_ms
         if operation.rounds:
-            link = hardware.link_of(operation.ranks)
-            exchange = sent / link.group_bytes_per_ms(len(operation.ranks))
-            exchange[0] += operation.rounds * link.latency_ms
-            memory = moved / hardware.bytes_per_ms
-            if np.all(exchange >= memory):
-                plain += exchange
+            found = algorithms_of(hardware, operation.primitive, operation.ranks)
+            ways = [[line.ms_per_byte * volume + _constant(line.latency_ms, volume) for line in way] for way in found]
+            if len(ways) == len(ways[0]) == 1 and np.all(ways[0][0] >= memory):
+                plain += ways[0][0]
             else:
-                mixed.append(sympy.Max(_rounded(basis, exchange), _rounded(basis, memory), evaluate=False))
+                ways_ms = [_largest([_rounded(basis, line) for line in lines]) for lines in ways]
+                quickest = ways_ms[0] if len(ways_ms) == 1 else sympy.Min(*ways_ms, evaluate=False)
+                mixed.append(sympy.Max(quickest, _rounded(basis, memory), evaluate=False))
             continue
         arithmetic = flops / hardware.rate(operation.engine.value, operation.dtype) if flops.any() else flops
-        memory = moved / hardware.bytes_per_ms
         if operation.engine is Engine.NONE or np.all(memory >= arithmetic):
             plain += memory
         elif np.all(arithmetic >= memory):
@@ -196,6 +234,13 @@ def _time(model: UnitModel, hardware: Hardware, part: slice) -> Any:
             mixed.append(sympy.Max(_rounded(basis, arithmetic), _rounded(basis, memory), evaluate=False))
     plain[0] += launches * hardware.launch_ms
     return sympy.Add(_rounded(basis, plain), *mixed)
+
+
+def _constant(value: float, like: Any) -> Any:
+    """The polynomial of a number, among those of a basis whose first monomial is 1."""
+    vector = np.zeros_like(like)
+    vector[0] = value
+    return vector
 
 
 def _rounded(basis: Any, vector: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.plan import Plan
+from mindspore_bmpipe.report.plan_times import exchange_summary, exchange_text, plan_schedule, plan_times
 from mindspore_bmpipe.report.tables import render_rows
 from mindspore_bmpipe.schedule import (
     MemoryPoint,
@@ -15,9 +16,7 @@ from mindspore_bmpipe.schedule import (
     StageIdle,
     TimedAction,
     critical_actions,
-    make_schedule,
     memory_curve,
-    splits_backward,
     stage_idle,
     timeline,
 )
@@ -55,23 +54,8 @@ def simulate_plan(plan: Plan) -> PlanSimulation:
     Raises:
         InputError: the plan lacks its schedule, or its times give another step time or peak than it records.
     """
-    numbers = [plan.settings.get(key) for key in ("stages", "chunks", "micro_batches")]
-    kind = plan.settings.get("schedule")
-    if not isinstance(kind, str) or not all(isinstance(number, int) for number in numbers):
-        raise InputError("plan: its settings do not give schedule, stages, chunks and micro_batches; plan again")
-    schedule = make_schedule(kind, *numbers)
-    if len(plan.stages) != schedule.stages or any(
-        not len(stage.chunks) == len(load.saved_bytes) == len(load.weight_ms) == schedule.chunks
-        for stage, load in zip(plan.stages, plan.loads, strict=True)
-    ):
-        raise InputError(f"plan: it does not have {schedule.stages} stages of {schedule.chunks} chunks; plan again")
-    forward, backward, weight = ([0.0] * schedule.virtual_stages for _ in range(3))
-    for virtuals, stage, load in zip(schedule.virtual_of_chunk, plan.stages, plan.loads, strict=True):
-        for virtual, chunk, part in zip(virtuals, stage.chunks, load.weight_ms, strict=True):
-            forward[virtual] = chunk.forward_ms
-            weight[virtual] = part
-            backward[virtual] = max(chunk.backward_ms - part, 0.0)
-    times = (forward, backward, plan.transfer_ms, weight if splits_backward(schedule) else None)
+    schedule = plan_schedule(plan)
+    times = plan_times(plan, schedule)
     timed = timeline(schedule, *times)
     step = max(entry.end_ms for entry in timed)
     memory = tuple(
@@ -85,7 +69,7 @@ def simulate_plan(plan: Plan) -> PlanSimulation:
         for stage, load in zip(plan.stages, plan.loads, strict=True)
     )  # fmt: skip
     _require_recorded(plan, step, [max(point.bytes for point in curve) for curve in memory])
-    idle = stage_idle(schedule, timed, plan.transfer_ms)
+    idle = stage_idle(schedule, timed, 0.0 if schedule.sends_block else plan.transfer_ms)
     return PlanSimulation(plan, schedule, step, timed, idle, memory, critical_actions(schedule, *times))
 
 
@@ -125,6 +109,7 @@ def simulation_summary(simulation: PlanSimulation) -> dict[str, Any]:
         "schedule": simulation.schedule.kind,
         "step_time_ms": simulation.step_time_ms,
         "transfer_ms": simulation.plan.transfer_ms,
+        "exchange": exchange_summary(simulation.plan),
         "stages": stages,
         "critical_path": [
             {"stage": entry.stage, "action": str(entry.action), "start_ms": entry.start_ms, "end_ms": entry.end_ms}
@@ -156,7 +141,8 @@ def render_simulation(simulation: PlanSimulation) -> str:
         f"one step of {simulation.plan.source}: {schedule.stages} stages, {schedule.chunks} chunk(s), "
         f"{schedule.micro_batches} micro-batches, {schedule.kind}"
     )
-    return f"{render_rows(title, columns, rows)}\nstep time {step:.2f} ms\n{_path_text(simulation)}"
+    lines = [render_rows(title, columns, rows), f"step time {step:.2f} ms", *exchange_text(simulation.plan)]
+    return "\n".join((*lines, _path_text(simulation)))
 
 
 def _path_text(simulation: PlanSimulation) -> str:

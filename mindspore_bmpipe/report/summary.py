@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.planner import Solution
+from mindspore_bmpipe.report.plan_times import exchange_summary
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "stopped_by": solver.stopped_by,
         "bubble": dataclasses.asdict(plan.bubble),
         "stages": [dataclasses.asdict(stage) for stage in plan.stages],
+        "exchange": exchange_summary(plan),
         "notes": list(plan.notes),
     }
 

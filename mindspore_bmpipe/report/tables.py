@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mindspore_bmpipe.plan import ChunkPlan, Plan
+from mindspore_bmpipe.report.plan_times import exchange_text
 
 _GIB = 1 << 30
 _WIDTH = 118
@@ -44,6 +45,7 @@ def render_plan(plan: Plan) -> str:
         f"{solver.status} after {solver.solve_seconds:.1f} s",
         f"bubble {bubble.total:.2%} = preparation {bubble.preparation:.2%} + imbalance {bubble.imbalance:.2%} + "
         f"recompute {bubble.recompute:.2%} + communication {bubble.communication:.2%}",
+        *exchange_text(plan),
     ]
     lines.extend(f"note: {note}" for note in plan.notes)
     if solver.message:

@@ -19,6 +19,7 @@ from mindspore_bmpipe.schedule.simulate import (
     critical_actions,
     critical_paths,
     step_times,
+    step_with_ends,
     timeline,
 )
 from mindspore_bmpipe.schedule.usage import MemoryPoint, StageIdle, memory_curve, stage_idle
@@ -58,6 +59,7 @@ __all__ = [
     "splits_backward",
     "stage_idle",
     "step_times",
+    "step_with_ends",
     "timeline",
     "validate_schedule",
 ]

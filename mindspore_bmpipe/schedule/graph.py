@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,8 @@ class DependencyGraph:
     """Number of virtual stages K."""
     sequence_parts: int
     """Parts of each sequence, which are micro-batches of their own here."""
+    sends_block: tuple[bool, ...]
+    """Shape (K - 1,): whether a stage is busy while a message crosses from virtual stage k to k + 1 or back."""
     of_stage: tuple[IntArray, ...]
     """Numbers of each stage's actions, in the order it runs them."""
 
@@ -135,5 +138,6 @@ def _laid_out(
         stage=stage,
         virtual_stages=schedule.virtual_stages,
         sequence_parts=schedule.sequence_parts,
+        sends_block=tuple(schedule.sends_block and one != other for one, other in pairwise(schedule.stage_of_virtual)),
         of_stage=of_stage,
     )

@@ -82,7 +82,9 @@ def lookup(name: str) -> ScheduleKind:
 
 
 @lru_cache(maxsize=32)
-def make_schedule(name: str, stages: int, chunks: int, micro_batches: int, sequence_parts: int = 1) -> Schedule:
+def make_schedule(
+    name: str, stages: int, chunks: int, micro_batches: int, sequence_parts: int = 1, sends_block: bool = False
+) -> Schedule:
     """The schedule of a registered kind.
 
     Args:
@@ -91,6 +93,7 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int, seque
         chunks: chunks v per stage.
         micro_batches: micro-batches m.
         sequence_parts: parts k in which each sequence passes; the schedule's own micro-batches are then the m k parts.
+        sends_block: whether a stage is busy while it sends to another.
 
     Raises:
         InputError: unknown name, numbers below 1, more chunks than the kind allows, or parts where it has none.
@@ -122,7 +125,8 @@ def make_schedule(name: str, stages: int, chunks: int, micro_batches: int, seque
             f"one of the schedules {able}"
         )
     pieces = micro_batches * sequence_parts
-    schedule = Schedule(kind.name, stages, chunks, pieces, made, kind.placement(stages, chunks), sequence_parts)
+    placement = kind.placement(stages, chunks)
+    schedule = Schedule(kind.name, stages, chunks, pieces, made, placement, sequence_parts, sends_block)
     validate_schedule(schedule)
     return schedule
 

@@ -27,11 +27,13 @@ class Schedule:
     """Stage of each virtual stage, in network order; the c-th virtual stage on a stage is its chunk c."""
     sequence_parts: int = 1
     """Parts k of each sequence: part r of micro-batch j has the number j k + r."""
+    sends_block: bool = False
+    """Whether a stage is busy until what it sends to another has arrived; otherwise messages occupy no stage."""
 
     def __hash__(self) -> int:
         # The orders follow from the rest for every registered kind, and hashing thousands of actions on each cache
         # look-up would cost more than the look-up saves.
-        return hash((self.kind, self.stages, self.chunks, self.micro_batches, self.sequence_parts))
+        return hash((self.kind, self.stages, self.chunks, self.micro_batches, self.sequence_parts, self.sends_block))
 
     @property
     def virtual_stages(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
@@ -12,7 +13,7 @@ from mindspore_bmpipe.schedule.actions import KINDS, Action
 from mindspore_bmpipe.schedule.graph import DependencyGraph, dependency_graph
 from mindspore_bmpipe.schedule.periodic import last_ends
 from mindspore_bmpipe.schedule.schedule import Schedule
-from mindspore_bmpipe.schedule.sweep import FloatArray, end_times, slot_durations
+from mindspore_bmpipe.schedule.sweep import FloatArray, end_times, slot_durations, sweep
 
 _MAX_CELLS = 4_000_000
 """Most end times held at once (32 MB); longer batches are swept in pieces."""
@@ -80,6 +81,41 @@ def step_times(
     return result
 
 
+def step_with_ends(
+    schedule: Schedule,
+    forward_ms: npt.ArrayLike,
+    backward_ms: npt.ArrayLike,
+    transfer_ms: npt.ArrayLike = 0.0,
+    weight_ms: npt.ArrayLike | None = None,
+    before_ms: Sequence[float] = (),
+    after_ms: Sequence[float] = (),
+) -> float:
+    """Step time of one plan (shapes (K,)) whose stages are busy before their first action and after their last.
+
+    Args:
+        schedule: the orders.
+        forward_ms: time of one micro-batch through each virtual stage.
+        backward_ms: the same for backward.
+        transfer_ms: one transfer between different stages.
+        weight_ms: separate weight gradients; `None` for zero.
+        before_ms: per stage, all starting with the step; nothing if empty.
+        after_ms: per stage, each starting when its last action has ended; nothing if empty.
+    """
+    graph = dependency_graph(schedule)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
+    stages = schedule.stages
+    before, after = (np.array(times or (0.0,) * stages, dtype=np.float64) for times in (before_ms, after_ms))
+    # Rows behind those of the actions hold when stages are free; the last one stays the zero of the step's start.
+    ends = np.zeros((graph.size + stages + 2, 1))
+    predecessor = graph.stage_predecessor.copy()
+    for stage, numbers in enumerate(graph.of_stage):
+        ends[graph.size + 1 + stage] = before[stage]
+        predecessor[numbers[0]] = graph.size + 1 + stage
+    sweep(replace(graph, stage_predecessor=predecessor), durations, ends, range(graph.size))
+    last = np.array([ends[numbers[-1], 0] for numbers in graph.of_stage])
+    return float((last + after).max())
+
+
 def timeline(
     schedule: Schedule,
     forward_ms: npt.ArrayLike,
@@ -132,6 +168,8 @@ def _counts(graph: DependencyGraph, path: list[int]) -> PathCounts:
     transfers = np.bincount(crossed[crossed >= 0], minlength=graph.virtual_stages - 1)
     forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
     backward, weight = backward + whole, weight + whole
+    if any(graph.sends_block):
+        transfers = (forward[:-1] + backward[1:]) * np.array(graph.sends_block)
     return PathCounts(
         tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), tuple(transfers.tolist())
     )

@@ -22,7 +22,8 @@ def slot_durations(
 ) -> FloatArray:
     """Durations by slot, then transfers by boundary, then 0 for no transfer, shape (kinds * K + K, plans).
 
-    Transfers are one number for all, or of shape (K - 1,) or (plans, K - 1).
+    Transfers are one number for all, or of shape (K - 1,) or (plans, K - 1). Where they block they are part of the
+    actions that send.
     """
     forward = np.atleast_2d(np.asarray(forward_ms, dtype=np.float64))
     backward = np.atleast_2d(np.asarray(backward_ms, dtype=np.float64))
@@ -41,6 +42,13 @@ def slot_durations(
             f"transfer times have shape {np.shape(transfer_ms)}, expected one number or (plans, virtual stages - 1) = "
             f"({forward.shape[0]}, {graph.virtual_stages - 1})"
         ) from None
+    if any(graph.sends_block):
+        # The forward of k and the backward of k + 1 end when their message has crossed; then it is there at once.
+        sent = transfers[:, :-1] * np.array(graph.sends_block)
+        forward, backward = forward.copy(), backward.copy()
+        forward[:, :-1] += sent
+        backward[:, 1:] += sent
+        transfers[:] = 0.0
     return np.concatenate((forward, backward, weight, backward + weight, transfers), axis=1).T
 
 

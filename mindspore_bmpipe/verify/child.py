@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import mindspore
 
@@ -52,13 +53,16 @@ def _answer(wanted: Compile, folder: Path) -> Answer:
 
 
 def _compiled(wanted: Compile) -> bytes:
-    settings = {"dataset_strategy": "full_batch", "pipeline_stages": wanted.stages}
+    settings: dict[str, Any] = {"dataset_strategy": "full_batch", "pipeline_stages": wanted.stages}
     scheduler = SCHEDULERS[wanted.schedule]
     os.environ.update(scheduler.environment)
     if wanted.stages > 1:
         settings["pipeline_config"] = {
             "pipeline_interleave": scheduler.interleave, "pipeline_scheduler": scheduler.name,
         }  # fmt: skip
+    if wanted.optimizer_shard_level:
+        settings["enable_parallel_optimizer"] = True
+        settings["parallel_optimizer_config"] = {"optimizer_level": f"level{wanted.optimizer_shard_level}"}
     try:
         with compile_private.parallel(**settings):
             network, inputs = build_factory(wanted.source, wanted.settings)

@@ -61,6 +61,8 @@ class Compile:
     sharding: tuple[int, int] | None = None
     """Data-parallel and tensor-parallel ranks of one stage, to record the joint graph of one of them at several sizes;
     `None` to compile the training step."""
+    optimizer_shard_level: int = 0
+    """Level of `parallel_optimizer` for the training step, 1 to 3; 0 for none."""
     varies: bool = True
     """Whether such a graph is recorded at several sizes of the inputs; otherwise at theirs only."""
 
