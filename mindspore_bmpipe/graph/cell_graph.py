@@ -105,11 +105,22 @@ class Sharding:
     """Ranks that share the samples of a micro-batch, at least 1."""
     tensor_parallel: int
     """Ranks that share the operations on each sample, at least 1."""
+    context_parallel: int = 1
+    """Ranks that share the tokens of each sample, at least 1."""
+    expert_parallel: int = 1
+    """Data- and context-parallel ranks among which experts are shared out; divides their number."""
+    all_to_all: bool = False
+    """Whether layouts change by `AlltoAll` where that does (MindSpore's `enable_alltoall`)."""
 
     @property
     def ranks(self) -> int:
         """Ranks of one pipeline stage."""
-        return self.data_parallel * self.tensor_parallel
+        return self.data_parallel * self.context_parallel * self.tensor_parallel
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share more than samples."""
+        return max(self.tensor_parallel, self.context_parallel, self.expert_parallel) > 1
 
 
 @dataclass(frozen=True)

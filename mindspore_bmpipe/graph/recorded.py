@@ -11,7 +11,7 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo, Sharding
@@ -82,9 +82,7 @@ def traced_file(recorded: Trace) -> bytes:
             [info.name, list(info.type.shape), info.type.dtype, info.trainable] for info in recorded.parameters.values()
         ],
         "notes": list(recorded.notes),
-        "sharding": None
-        if recorded.sharding is None
-        else [recorded.sharding.data_parallel, recorded.sharding.tensor_parallel],
+        "sharding": None if recorded.sharding is None else astuple(recorded.sharding),
         "graphs": [base64.b64encode(zlib.compress(data)).decode() for data in recorded.graphs[1:]],
     }
     return with_metadata(recorded.graphs[0], json.dumps(document))

@@ -234,7 +234,8 @@ class _Forward:
         owner = share.renamed or reader
         moved = share.tensor
         where = f"{owner.primitive} in cell {owner.cell}"
-        for change in changes(share.layout, share.shape, layout, shape, self._value, where):
+        spreads = self._sharding.all_to_all
+        for change in changes(share.layout, share.shape, layout, shape, self._value, where, spreads):
             moved = self._tape.changed(moved, change, owner)
         moved = self._tape.reshaped(moved, local_shape(shape, layout), owner)
         if share.renamed is not None:

@@ -1,7 +1,7 @@
 """What MindSpore does between two layouts of one tensor: collectives and slices, in its order.
 
-The order is that of its `RedistributionOperatorInfer` without `AlltoAll`, its default. `tools/verified_sharding.py`
-compares the result with graphs that MindSpore compiles.
+The order is that of its `RedistributionOperatorInfer`. `tools/verified_sharding.py` compares the result with graphs that
+MindSpore compiles.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ class Step:
     """Axis of the change's working shape."""
     cut: Split
     """Ranks that exchange, or take their parts."""
+    onto: int | None = None
+    """Axis along which each rank sends every other its part at the same time (`AlltoAll`); ``None`` if it sends all it
+    holds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,13 @@ class NeedsNumber(Exception):
 
 
 def changes(
-    before: Layout, shape: Sequence[Any], after: Layout, target: Sequence[Any], value: Value, where: str
+    before: Layout,
+    shape: Sequence[Any],
+    after: Layout,
+    target: Sequence[Any],
+    value: Value,
+    where: str,
+    all_to_all: bool = False,
 ) -> list[Change]:
     """Changes that make a tensor of one shape and layout into one of another shape and layout.
 
@@ -62,6 +71,8 @@ def changes(
         target: wanted shape, with as many elements.
         value: number of a dimension in the traced inputs.
         where: the operation that needs the change, for errors.
+        all_to_all: whether cuts pass from one axis to another by `AlltoAll` (MindSpore's `enable_alltoall`); otherwise
+            by gathering the one and cutting the other.
 
     Returns:
         Nothing if no rank needs anything of another or drops anything; otherwise one change. Two, by way of the whole
@@ -84,14 +95,14 @@ def changes(
             expanded = _expanded(space.shape, first, second, value)
             if expanded is not None:
                 wide, old, new = expanded
-                return [Change(wide, old, _steps(old, new))]
+                return [Change(wide, old, _steps(old, new, all_to_all))]
     found = []
     for layout, size, gathers in ((before, shape, True), (after, target, False)):
         wide_layout = _expanded(size, layout if gathers else whole(len(size)), whole(len(size)) if gathers else layout,
                                 value)  # fmt: skip
         assert wide_layout is not None
         wide, old, new = wide_layout
-        steps = _steps(old, new)
+        steps = _steps(old, new, all_to_all)
         if steps:
             found.append(Change(wide, old, steps))
     return found
@@ -187,36 +198,54 @@ def _expanded(
     return tuple(wide), tuple(old), tuple(new)
 
 
-def _steps(before: Layout, after: Layout) -> tuple[Step, ...]:
-    """Cut what no axis holds, gather what no axis wants, then gather what another axis wants, and so on.
+def _steps(before: Layout, after: Layout, all_to_all: bool) -> tuple[Step, ...]:
+    """Cut what no axis holds, pass cuts from axis to axis, then gather what no axis wants; where all wait for each other,
+    gather the first.
 
     First axes come first.
     """
     steps: list[Step] = []
     wanted = [cuts[0] if cuts else None for cuts in after]
-    holds = {axis: before[axis][0] if before[axis] else None for axis in range(len(before))}
+    left = {axis: cuts[0] if cuts else None for axis, cuts in enumerate(before)}
 
-    def is_left(axis: int) -> bool:
-        return holds[axis] != wanted[axis]
-
-    def gather(axis: int) -> None:
-        cut = holds[axis]
-        assert cut is not None
-        steps.append(Step(True, axis, cut))
-        holds[axis] = None
-
-    while any(map(is_left, holds)):
-        count = len(steps)
-        for axis in filter(is_left, holds):
+    def cut_free() -> None:
+        for axis in list(left):
             cut = wanted[axis]
-            if holds[axis] is None and cut is not None and cut not in holds.values():
+            if left[axis] is None and cut is not None and cut not in left.values():
                 steps.append(Step(False, axis, cut))
-                holds[axis] = cut
-        for axis in filter(is_left, holds):
-            if holds[axis] is not None and holds[axis] not in wanted:
-                gather(axis)
+                left[axis] = cut
+
+    def pass_on() -> None:
+        for axis in list(left):
+            cut = wanted[axis]
+            if left[axis] is not None or cut is None or cut not in left.values():
+                continue
+            holder = next(other for other, held in left.items() if held == cut)
+            if all_to_all:
+                steps.append(Step(True, holder, cut, onto=axis))
+            else:
+                steps.extend((Step(True, holder, cut), Step(False, axis, cut)))
+            left[holder], left[axis] = None, cut
+
+    def gather_unwanted() -> None:
+        for axis, cut in left.items():
+            if cut is not None and cut not in wanted:
+                steps.append(Step(True, axis, cut))
+                left[axis] = None
+
+    def repeat(*changes_made: Callable[[], None]) -> None:
+        count = -1
+        while len(steps) > count:
+            count = len(steps)
+            for change in changes_made:
+                change()
+
+    while any(left[axis] != wanted[axis] for axis in left):
+        count = len(steps)
+        repeat(cut_free, lambda: repeat(pass_on))
+        gather_unwanted()
         if len(steps) == count:
-            left = [axis for axis in filter(is_left, holds) if holds[axis] is not None]
-            asked = [wanted[axis] for axis in filter(is_left, holds) if holds[axis] is None]
-            gather(next((axis for axis in left if holds[axis] in asked), left[0]))
+            axis, cut = next((axis, cut) for axis, cut in left.items() if cut is not None and cut != wanted[axis])
+            steps.append(Step(True, axis, cut))
+            left[axis] = None
     return tuple(steps)
