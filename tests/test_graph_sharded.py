@@ -6,7 +6,7 @@ import pytest
 
 from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.graph.cell_graph import Operation, ParameterInfo, Phase, Tensor, TensorRef
+from mindspore_bmpipe.graph.cell_graph import Operation, ParameterInfo, Phase, Sharding, Tensor, TensorRef
 from mindspore_bmpipe.graph.inline import FlatModule
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.sharded import sharded_parameters, synchronisation_note, without_synchronisation
@@ -56,16 +56,17 @@ def weight(*shape: int, dtype: str = "float16") -> ParameterInfo:
 
 def test_shares_are_read_off_the_compiled_weights() -> None:
     whole = {"a": weight(8, 6), "b": weight(6), "c": weight(5)}
-    found = sharded_parameters(whole, {"a": TensorType((2, 6), "float16"), "b": TensorType((6,), "float16")})
+    compiled = {"a": TensorType((2, 6), "float16"), "b": TensorType((6,), "float16")}
+    found = sharded_parameters(whole, compiled, {}, Sharding(1, 4))
     assert {name: info.shares for name, info in found.items()} == {"a": 4, "b": 1, "c": 1}
     assert found["a"].type.shape == (8, 6)
     with pytest.raises(InputError, match="no share of it"):
-        sharded_parameters(whole, {"c": TensorType((2,), "float16")})
+        sharded_parameters(whole, {"c": TensorType((2,), "float16")}, {}, Sharding(1, 4))
 
 
 def test_a_share_takes_its_part_of_static_memory() -> None:
     """18 bytes an element of a 16-bit weight (arXiv 2205.05198), for the elements that a rank holds."""
-    share = sharded_parameters({"w": weight(8, 6)}, {"w": TensorType((2, 6), "float16")})["w"]
+    share = sharded_parameters({"w": weight(8, 6)}, {"w": TensorType((2, 6), "float16")}, {}, Sharding(2, 4))["w"]
     assert static_bytes(share, StaticSettings()) == 12 * 18
     # Optimizer state (12 bytes) shared by two more ranks, weight (2, and 2 gathered) and gradient (4) as level 1 says.
     assert static_bytes(share, StaticSettings(2, 1)) == 6 * (2 + 12) + 12 * 2 + 12 * 4

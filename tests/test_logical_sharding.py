@@ -160,7 +160,7 @@ def test_gradients_are_summed_by_the_ranks_that_hold_the_same_share() -> None:
 @pytest.mark.parametrize(
     ("operations", "message"),
     [
-        ([("CumSum", (TensorRef(0), Constant(0)), (8 * B, 8), ((2, 1),))], "CumSum in cell layer: no rule says how"),
+        ([("CumProd", (TensorRef(0), Constant(0)), (8 * B, 8), ((2, 1),))], "CumProd in cell layer: no rule says how"),
         (
             [("MatMul", (*refs(0, 1), *TURNED), (8 * B, 8), ((8, 1), (1, 1)))],
             "among 8 ranks, which do not divide the 4",
@@ -186,7 +186,6 @@ def test_settings_decide_whether_one_rank_is_asked_for() -> None:
     for same, config in (
         (graph, {}),
         (graph, {"tensor_parallel": 1, "data_parallel": 2}),
-        (graph, {"tensor_parallel": 2, "context_parallel": 2}),
         (bare, {"tensor_parallel": 2}),
         (replace(graph, sharding=Sharding(1, 2)), {"tensor_parallel": 2}),
     ):
@@ -211,8 +210,13 @@ CONFIG = "stages: 2\nmicro_batches: 4\nmemory_limit: 1GB\ntensor_parallel: 2\n"
     ("source", "further", "message"),
     [
         ("tools.examples.llama:factory", "", "no operation of Llama has a strategy"),
-        ("tools.examples.llama_sharded:factory", "context_parallel: 2\n", "context_parallel: 2 is not modelled"),
-        ("tools.examples.llama_sharded:factory", "expert_parallel: 2\n", "expert_parallel: 2 is not modelled"),
+        ("tools.examples.llama_sharded:factory", "context_parallel: 2\n", "work among at most 2 ranks, but"),
+        ("tools.examples.llama_sharded:factory", "expert_parallel: 2\n", "2 does not divide the 1 ranks"),
+        (
+            "tools.examples.llama_sharded:factory",
+            "data_parallel: 2\nexpert_parallel: 2\n",
+            "cut no weight among so many data-parallel ranks",
+        ),
         ("tools.examples.llama_sharded:factory", "data_parallel: 4\n", "4 does not divide the traced micro-batch of 2"),
     ],
 )

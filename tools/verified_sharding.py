@@ -33,7 +33,11 @@ from mindspore_bmpipe.verify.stand_in import stand_in  # noqa: E402
 
 NETWORKS: Mapping[str, dict[str, Any]] = {"llama": {"kv_heads": 4}, "gpt": {}}
 """Settings of each network beside those of the case: 4 tensor-parallel ranks need 4 key/value heads."""
+EXPERTS = "mixtral"
+"""The network of experts."""
 DEGREES = (1, 2, 4)
+MOST_RANKS = 4
+"""Ranks of the largest case with experts."""
 MEASURES = ("forward flops", "backward flops", "saved bytes", "static bytes", "forward sent", "backward sent",
             "forward moved", "backward moved", "working set")  # fmt: skip
 """Numbers compared for every unit; the last three are no part of the equality that is claimed."""
@@ -45,17 +49,21 @@ class Case(NamedTuple):
     network: str
     data_parallel: int
     tensor_parallel: int
-    sequence_parallel: bool
+    sequence_parallel: bool = False
+    expert_parallel: int = 1
+    all_to_all: bool = False
 
     @property
     def name(self) -> str:
         """Name of the compiled file."""
-        return f"{self.network}-{self.data_parallel}-{self.tensor_parallel}-{int(self.sequence_parallel)}"
+        return "-".join(str(int(value)) if isinstance(value, bool) else str(value) for value in self)
 
     @property
     def sharding(self) -> Sharding:
         """Ranks of the case."""
-        return Sharding(self.data_parallel, self.tensor_parallel)
+        return Sharding(
+            self.data_parallel, self.tensor_parallel, expert_parallel=self.expert_parallel, all_to_all=self.all_to_all
+        )
 
     @property
     def source(self) -> str:
@@ -68,14 +76,22 @@ Numbers = dict[str, dict[str, float]]
 
 
 def all_cases() -> list[Case]:
-    """Every network and degree, with and without sequence parallelism."""
-    return [Case(*case) for case in itertools.product(NETWORKS, DEGREES, DEGREES, (False, True))]
+    """Every network and degree, with and without sequence parallelism; experts with and without `AlltoAll`."""
+    dense = [Case(*case) for case in itertools.product(NETWORKS, DEGREES, DEGREES, (False, True))]
+    experts = [
+        Case(EXPERTS, data_parallel, tensor_parallel, False, expert_parallel, all_to_all)
+        for data_parallel, tensor_parallel, expert_parallel in itertools.product(DEGREES, DEGREES, DEGREES)
+        if data_parallel * tensor_parallel <= MOST_RANKS and data_parallel % expert_parallel == 0
+        for all_to_all in (False, True)
+    ]
+    return dense + experts
 
 
 def factory_settings(case: Case) -> dict[str, Any]:
     """Settings for the factory of a case: two layers, one sample a rank."""
-    degrees = {key: value for key, value in case._asdict().items() if key != "network"}
-    return {"layers": 2, "batch": case.data_parallel, **degrees, **NETWORKS[case.network]}
+    names = ["data_parallel", "tensor_parallel", "expert_parallel" if case.network == EXPERTS else "sequence_parallel"]
+    degrees = {name: getattr(case, name) for name in names}
+    return {"layers": 2, "batch": case.data_parallel, **degrees, **NETWORKS.get(case.network, {})}
 
 
 def compile_cases(cases: Sequence[Case], folder: Path, at_once: int | None = None) -> None:
@@ -87,8 +103,7 @@ def compile_cases(cases: Sequence[Case], folder: Path, at_once: int | None = Non
     for case in cases:
         known = read_answer(folder, case.name)
         if known is None or known.graph is None:
-            degrees = (case.data_parallel, case.tensor_parallel)
-            wanted = Compile(case.name, case.source, factory_settings(case), sharding=degrees, varies=False)
+            wanted = Compile(case.name, case.source, factory_settings(case), sharding=case.sharding, varies=False)
             ranks.append(Rank(0, case.sharding.ranks, (wanted,)))
     answers = compile_ranks(ranks, stand_in(), folder, at_once=at_once)
     wrong = [f"{answer.name}: {answer.error}" for answer in answers.values() if answer.error]

@@ -94,7 +94,9 @@ class ParameterInfo:
     trainable: bool
     """Whether the step computes its gradient."""
     shares: int = 1
-    """Equal parts that tensor-parallel ranks hold of it, one each; ``type`` is the whole weight."""
+    """Equal parts that ranks of a stage hold of it, one each; ``type`` is the whole weight."""
+    data_shares: int = 1
+    """Of these, parts that data- and context-parallel ranks tell apart, as they do experts; divides :attr:`shares`."""
 
 
 @dataclass(frozen=True)

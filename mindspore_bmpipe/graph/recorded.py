@@ -17,7 +17,12 @@ from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo, Sharding
 from mindspore_bmpipe.graph.inline import build_cell_graph, inline_module
 from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module, with_metadata
-from mindspore_bmpipe.graph.sharded import sharded_parameters, synchronisation_note, without_synchronisation
+from mindspore_bmpipe.graph.sharded import (
+    gradient_groups,
+    sharded_parameters,
+    synchronisation_note,
+    without_synchronisation,
+)
 from mindspore_bmpipe.graph.symbols import Mismatch, symbolic_module
 
 TRACE_FORMAT = "bmpipe-trace/1"
@@ -63,8 +68,9 @@ def graph_of(recorded: Trace) -> CellGraph:
     parameters = dict(recorded.parameters)
     if recorded.sharding is None:
         return build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, recorded.notes)
+    groups = gradient_groups(flat, parameters)
     flat, synchronised = without_synchronisation(flat)
-    parameters = sharded_parameters(parameters, recorded.module.parameters)
+    parameters = sharded_parameters(parameters, recorded.module.parameters, groups, recorded.sharding)
     notes = (*recorded.notes, *synchronisation_note(flat, synchronised))
     graph = build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, notes)
     return replace(graph, sharding=recorded.sharding)

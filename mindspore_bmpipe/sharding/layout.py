@@ -52,6 +52,12 @@ def shares(layout: Layout) -> int:
     return math.prod(parts(axis) for axis in layout)
 
 
+def shares_apart(layout: Layout, stride: int) -> int:
+    """Parts that ranks hold which are multiples of ``stride`` ranks apart."""
+    ends = ((cut.stride, cut.stride * cut.size) for axis in layout for cut in axis)
+    return math.prod(max(end, stride) // max(start, stride) for start, end in ends)
+
+
 def merged(axis: Iterable[Split]) -> Axis:
     """The same cuts with those that follow each other without a gap made one, so that equal layouts compare equal."""
     found: list[Split] = []

@@ -81,6 +81,10 @@ def _last_axis(site: Site) -> Iterable[int]:
     return site.axes(site.setting("axis", 1, -1), len(site.operands[0]))
 
 
+def _counted_axis(site: Site) -> Iterable[int]:
+    return site.axes(site.setting("axis", 1, 0), len(site.operands[0]))
+
+
 def _normalised_axes(site: Site) -> Iterable[int]:
     rank = len(site.operands[0])
     begin = site.setting("begin_norm_axis", 3, -1) if site.operation.primitive == "LayerNorm" else rank - 1
@@ -221,6 +225,18 @@ def pick(site: Site) -> Placement:
     return Placement((cuts, cuts), (cuts,))
 
 
+def one_hot(site: Site) -> Placement:
+    """A last axis of classes more; the strategy cuts the result."""
+    indices, *values = site.operands
+    strategy = site.strategy_of((site.results[0], *values))
+    parts = site.batch_parts(indices[0]) if strategy is None else 0
+    first = strategy[0] if strategy else (parts, *(1,) * len(indices))
+    if int(site.setting("axis", 4, -1)) % len(first) != len(indices):
+        raise site.refused("an axis of classes that is not the last")
+    cuts = site.matrix(first)
+    return Placement((cuts[:-1], *((),) * len(values)), (cuts,))
+
+
 def added_axis(site: Site) -> Placement:
     """An axis of one element more."""
     (strategy,) = site.strategy or _first_axis_of_first(site)
@@ -274,12 +290,15 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("LayerNorm", "RmsNorm"), _whole_along(_normalised_axes)),
     "BiasAdd": bias,
     "Concat": side_by_side,
+    "CumSum": _whole_along(_counted_axis),
     "ExpandDims": added_axis,
     "FlashAttentionScore": attention,
     "Gather": lookup,
     "GatherD": pick,
+    "OneHot": one_hot,
     "Split": _whole_along(lambda site: site.axes(site.setting("axis", 1, 0), len(site.operands[0]))),
     "Tile": tile,
+    "TopK": _whole_along(lambda site: (len(site.operands[0]) - 1,)),
     "Transpose": transpose,
 }
 """Rules by primitive."""

@@ -1,7 +1,7 @@
 """What MindSpore does between two layouts of one tensor: collectives and slices, in its order.
 
-The order is that of its `RedistributionOperatorInfer`. `tools/verified_sharding.py` compares the result with graphs that
-MindSpore compiles.
+The order is that of its `RedistributionOperatorInfer`. `tools/verified_sharding.py` compares the result with graphs
+that MindSpore compiles.
 """
 
 from __future__ import annotations
@@ -199,10 +199,9 @@ def _expanded(
 
 
 def _steps(before: Layout, after: Layout, all_to_all: bool) -> tuple[Step, ...]:
-    """Cut what no axis holds, pass cuts from axis to axis, then gather what no axis wants; where all wait for each other,
-    gather the first.
+    """Cut what no axis holds, pass cuts from axis to axis, then gather what no axis wants.
 
-    First axes come first.
+    First axes come first. Where all wait for each other, the first is gathered.
     """
     steps: list[Step] = []
     wanted = [cuts[0] if cuts else None for cuts in after]

@@ -63,6 +63,7 @@ def factory(
 
 
 def shard_norm(norm: llama.RMSNorm, states: tuple[int, int, int]) -> None:
+    """Cut the states of a norm into so many parts along each axis."""
     for unary in (norm.square, norm.mean, norm.cast):
         unary.shard((states,))
     norm.rsqrt.shard((states,))
@@ -72,10 +73,12 @@ def shard_norm(norm: llama.RMSNorm, states: tuple[int, int, int]) -> None:
 
 
 def shard_split(split: SplitHeads, rows: int, columns: int) -> None:
+    """Share samples among `rows` and heads among `columns` ranks."""
     split.transpose.shard(((rows, 1, columns, 1),))
 
 
 def shard_attention(attention: llama.Attention, rows: int, columns: int) -> None:
+    """Share samples and heads of what lies between the projections, as :func:`shard_split`."""
     heads = (rows, columns, 1, 1)
     for rotary in (attention.rotary_query, attention.rotary_key):
         rotary.angle.shard(((1, 1), (1, 1)))
@@ -103,4 +106,5 @@ def shard_attention(attention: llama.Attention, rows: int, columns: int) -> None
 
 
 def shard_head(head: LanguageModelHead, rows: int, columns: int) -> None:
+    """Share tokens among `rows` and the vocabulary among `columns` ranks."""
     head.matmul.shard(((rows, 1), (columns, 1)))

@@ -1,9 +1,9 @@
 """A LLaMA-like network whose feed-forward layers are experts (arXiv 2401.04088), shared out over expert-parallel ranks.
 
-Each of the data-parallel ranks routes its own samples. Experts are held once by every `expert_parallel` of them: what
-tokens reach an expert travels from the ranks that hold the samples to the rank that holds the expert, and back. Experts
-have limited places for each sample; tokens go there and back by products with one-hot matrices (arXiv 2006.16668).
-Tensor-parallel ranks share the width of each expert and repeat the routing.
+Each of the data-parallel ranks routes its own samples. Groups of `expert_parallel` among them hold all experts once:
+tokens travel from the rank that holds the sample to the rank that holds the expert, and back. Experts have limited
+places for each sample; tokens go there and back by products with one-hot matrices (arXiv 2006.16668). Tensor-parallel
+ranks share the width of each expert and repeat the routing.
 """
 
 from __future__ import annotations
@@ -104,10 +104,14 @@ class ByToken(nn.Cell):
 
 
 class ExpertLayer(nn.Cell):
-    """Routed experts that take `capacity_factor` times an even share of each sample's tokens."""
+    """Routed experts that take `capacity_factor` times an even share of each sample's tokens.
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    Samples stand in the order that lets each group of `parts` ranks keep its own.
+    """
+
+    def __init__(self, settings: dict[str, Any], parts: int) -> None:
         super().__init__()
+        self.parts = parts
         hidden, dtype = settings["hidden"], COMPUTE_TYPES[settings["dtype"]]
         self.count, self.active = settings["experts"], settings["active"]
         self.capacity_factor, self.dtype = settings["capacity_factor"], dtype
@@ -139,7 +143,8 @@ class ExpertLayer(nn.Cell):
     def construct(self, states: Tensor) -> Tensor:
         """Map (b, s, hidden) to the same shape."""
         batch, length, hidden = states.shape
-        active, count = self.active, self.count
+        active, count, parts = self.active, self.count, self.parts
+        own = batch // parts
         places = int(self.capacity_factor * active * length / count)
         chosen, weights = self.router(states)
         # First choices of all tokens come before second ones.
@@ -153,9 +158,9 @@ class ExpertLayer(nn.Cell):
         shares = self.weigh(expert, self.reshape(weights, (-1, active, 1)))
         shares = self.cast_weighted_seats(self.weighted_seats(shares, seat), self.dtype)
         sent = self.dispatch(self.reshape(seats, (batch, length, count * places)), states)
-        sent = self.experts_first(self.reshape(sent, (batch, count, places, hidden)), (1, 0, 2, 3))
+        sent = self.experts_first(self.reshape(sent, (parts, own, count, places, hidden)), (2, 1, 0, 3, 4))
         made = self.experts(self.reshape(sent, (count, batch * places, hidden)))
-        back = self.samples_first(self.reshape(made, (count, batch, places, hidden)), (1, 0, 2, 3))
+        back = self.samples_first(self.reshape(made, (count, own, parts, places, hidden)), (2, 1, 0, 3, 4))
         shares = self.reshape(shares, (batch, length, count * places))
         return self.combine(shares, self.reshape(back, (batch, count * places, hidden)))
 
@@ -163,11 +168,11 @@ class ExpertLayer(nn.Cell):
 class Mixtral(nn.Cell):
     """Token ids and labels, both (b, s) int32, to the scalar loss."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], parts: int) -> None:
         super().__init__()
         dtype, hidden = COMPUTE_TYPES[settings["dtype"]], settings["hidden"]
         self.embedding = TokenEmbedding(settings["vocab"], hidden, dtype)
-        self.blocks = nn.CellList([_block(settings) for _ in range(settings["layers"])])
+        self.blocks = nn.CellList([_block(settings, parts) for _ in range(settings["layers"])])
         self.norm = RMSNorm(hidden, dtype)
         self.head = LanguageModelHead(settings["vocab"], hidden, dtype, tied=False)
         self.loss = CrossEntropyLoss()
@@ -180,12 +185,12 @@ class Mixtral(nn.Cell):
         return self.loss(self.head(self.norm(states)), labels)
 
 
-def _block(settings: dict[str, Any]) -> Block:
+def _block(settings: dict[str, Any], parts: int) -> Block:
     dtype, hidden = COMPUTE_TYPES[settings["dtype"]], settings["hidden"]
     attention = Attention(
         hidden, settings["heads"], settings["kv_heads"], dtype, settings["flash"], rotary_base=ROTARY_BASE
     )
-    return Block(hidden, dtype, attention, ExpertLayer(settings))
+    return Block(hidden, dtype, attention, ExpertLayer(settings, parts))
 
 
 def factory(
@@ -211,9 +216,9 @@ def factory(
     settings = settings_of(PRESETS, size, overrides)
     check_attention(settings)
     degrees = {"data_parallel": data_parallel, "expert_parallel": expert_parallel, "experts": settings["experts"]}
-    outer = require_divisible(degrees, "data_parallel", "expert_parallel")
+    groups = require_divisible(degrees, "data_parallel", "expert_parallel")
     require_divisible(degrees, "experts", "expert_parallel")
-    network = Mixtral(settings)
+    network = Mixtral(settings, expert_parallel)
     states = (data_parallel, 1, 1)
     network.embedding.gather.shard(((1, 1), (data_parallel, 1)))
     for block in network.blocks:
@@ -229,8 +234,8 @@ def factory(
         for add in (block.add_attention, block.add_feed_forward):
             add.shard((states, states))
         _shard_router(block.feed_forward.router, data_parallel)
-        _shard_dispatch(block.feed_forward, data_parallel)
-        _shard_experts(block.feed_forward.experts, expert_parallel, outer, tensor_parallel)
+        _shard_dispatch(block.feed_forward, expert_parallel, groups)
+        _shard_experts(block.feed_forward.experts, expert_parallel, groups, tensor_parallel)
     shard_norm(network.norm, states)
     shard_head(network.head, data_parallel, tensor_parallel)
     shape = settings["batch"], settings["sequence"], settings["vocab"]
@@ -246,7 +251,8 @@ def _shard_router(router: Router, rows: int) -> None:
     router.divide.shard((tokens, tokens))
 
 
-def _shard_dispatch(layer: ExpertLayer, rows: int) -> None:
+def _shard_dispatch(layer: ExpertLayer, parts: int, groups: int) -> None:
+    rows = parts * groups
     samples = (rows, 1, 1)
     unary = (layer.choices_first, layer.count_up, layer.place_of, layer.cast_seats, layer.cast_weighted_seats)
     for primitive in unary:
@@ -259,15 +265,15 @@ def _shard_dispatch(layer: ExpertLayer, rows: int) -> None:
         binary.shard((samples, samples))
     for by_token in (layer.expert_by_token, layer.seat_by_token):
         by_token.transpose.shard(((rows, 1, 1, 1),))
-    layer.experts_first.shard(((rows, 1, 1, 1),))
-    layer.samples_first.shard(((1, rows, 1, 1),))
+    layer.experts_first.shard(((parts, groups, 1, 1, 1),))
+    layer.samples_first.shard(((parts, groups, 1, 1, 1),))
 
 
-def _shard_experts(experts: Experts, parts: int, outer: int, columns: int) -> None:
-    """Experts over `parts` ranks, the places of each over `outer`, the width of each over `columns`."""
-    inner = (parts, outer, columns)
+def _shard_experts(experts: Experts, parts: int, groups: int, columns: int) -> None:
+    """Experts over the `parts` ranks of each group, the width of each over `columns`."""
+    inner = (parts, groups, columns)
     for product in (experts.product_gate, experts.product_up):
-        product.shard(((parts, outer, 1), (parts, 1, columns)))
+        product.shard(((parts, groups, 1), (parts, 1, columns)))
     experts.activation = Activation(SiLU(), (inner,))
     experts.multiply.shard((inner, inner))
     experts.product_down.shard((inner, (parts, columns, 1)))
