@@ -124,6 +124,8 @@ class Placement:
     """Whether each of these ranks gets its part of the sum, along the first axis; otherwise all get the whole."""
     averages: bool = False
     """Whether the sum is divided by their number."""
+    compiled: Operation | None = None
+    """The operation with the settings that it has on a rank; ``None`` if they are the network's."""
     table_rows: Split | None = None
     """Ranks that share the rows of a table that is looked up."""
 

@@ -221,7 +221,7 @@ class _Forward:
         if placement.table_rows is not None:
             made: Sequence[int] = (tape.looked_up(operation, local, kinds[0]),)
         else:
-            made = tape.emit(operation, local, kinds)
+            made = tape.emit(placement.compiled or operation, local, kinds)
         for number, tensor, layout in zip(operation.outputs, made, placement.results, strict=True):
             complete = tape.summed(tensor, placement, operation)
             self._shares[number] = _Share(complete, graph.tensors[number].type.shape, _normal(layout))
