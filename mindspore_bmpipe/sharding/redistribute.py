@@ -6,6 +6,7 @@ that MindSpore compiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,20 +83,26 @@ def changes(
         NeedsNumber: it depends on the value of a symbol.
         InputError: layouts that cannot follow each other.
     """
-    one, two = refined((before, after), where)
     space = _common_shape(shape, target, value)
-    if space is not None:
+    bounds: frozenset[int] = frozenset()
+    while space is not None:
+        one, two = refined((before, after), where, bounds)
         first, second = (
             _placed(layout, space.shape, places, value)
             for layout, places in ((one, space.of_first), (two, space.of_second))
         )
-        if first is not None and second is not None:
-            if first == second:
-                return []
-            expanded = _expanded(space.shape, first, second, value)
-            if expanded is not None:
-                wide, old, new = expanded
-                return [Change(wide, old, _steps(old, new, all_to_all))]
+        if first is None or second is None:
+            break
+        if first == second:
+            return []
+        expanded = _expanded(space.shape, first, second, value)
+        if expanded is not None:
+            wide, old, new = expanded
+            return [Change(wide, old, _steps(old, new, all_to_all))]
+        finer = bounds | _finer(first, second)
+        if finer == bounds:
+            break
+        bounds = finer
     found = []
     for layout, size, gathers in ((before, shape, True), (after, target, False)):
         wide_layout = _expanded(size, layout if gathers else whole(len(size)), whole(len(size)) if gathers else layout,
@@ -173,6 +180,17 @@ def _placed(layout: Layout, shape: Sequence[Any], places: Sequence[Sequence[int]
     return tuple(tuple(cuts) for cuts in found)
 
 
+def _finer(first: Layout, second: Layout) -> frozenset[int]:
+    """Where to cut further, so that the cuts of each axis have the same numbers in turn."""
+    found: set[int] = set()
+    for pair in zip(first, second, strict=True):
+        for cuts in zip(*pair, strict=False):
+            common = math.gcd(*(cut.size for cut in cuts))
+            if common > 1:
+                found.update(cut.stride * cut.size // common for cut in cuts if cut.size > common)
+    return frozenset(found)
+
+
 def _expanded(
     shape: Sequence[Any], before: Layout, after: Layout, value: Value
 ) -> tuple[tuple[Any, ...], Layout, Layout] | None:
@@ -199,32 +217,40 @@ def _expanded(
 
 
 def _steps(before: Layout, after: Layout, all_to_all: bool) -> tuple[Step, ...]:
+    """Gather what differs, last axes first, then cut, first axes first; or exchange what passes between axes."""
+    exchanged = _exchanges(before, after) if all_to_all else ()
+    if any(step.onto is not None for step in exchanged):
+        return exchanged
+    differ = [axis for axis, cuts in enumerate(before) if cuts != after[axis]]
+    gathers = [Step(True, axis, cut) for axis in reversed(differ) for cut in before[axis]]
+    return (*gathers, *(Step(False, axis, cut) for axis in differ for cut in after[axis]))
+
+
+def _exchanges(before: Layout, after: Layout) -> tuple[Step, ...]:
     """Cut what no axis holds, pass cuts from axis to axis, then gather what no axis wants.
 
-    First axes come first. Where all wait for each other, the first is gathered.
+    Axes come in the order that compiled graphs show: the first two, then from the last one back. Where all wait for
+    each other, the first is gathered.
     """
     steps: list[Step] = []
     wanted = [cuts[0] if cuts else None for cuts in after]
-    left = {axis: cuts[0] if cuts else None for axis, cuts in enumerate(before)}
+    order = (*range(len(before))[:2], *reversed(range(2, len(before))))
+    left = {axis: before[axis][0] if before[axis] else None for axis in order}
 
     def cut_free() -> None:
-        for axis in list(left):
+        for axis, held in list(left.items()):
             cut = wanted[axis]
-            if left[axis] is None and cut is not None and cut not in left.values():
+            if held is None and cut is not None and cut not in left.values():
                 steps.append(Step(False, axis, cut))
                 left[axis] = cut
 
     def pass_on() -> None:
-        for axis in list(left):
+        for axis in order:
             cut = wanted[axis]
-            if left[axis] is not None or cut is None or cut not in left.values():
-                continue
-            holder = next(other for other, held in left.items() if held == cut)
-            if all_to_all:
+            if left[axis] is None and cut is not None and cut in left.values():
+                holder = next(other for other, held in left.items() if held == cut)
                 steps.append(Step(True, holder, cut, onto=axis))
-            else:
-                steps.extend((Step(True, holder, cut), Step(False, axis, cut)))
-            left[holder], left[axis] = None, cut
+                left[holder], left[axis] = None, cut
 
     def gather_unwanted() -> None:
         for axis, cut in left.items():
@@ -232,12 +258,12 @@ def _steps(before: Layout, after: Layout, all_to_all: bool) -> tuple[Step, ...]:
                 steps.append(Step(True, axis, cut))
                 left[axis] = None
 
-    def repeat(*changes_made: Callable[[], None]) -> None:
+    def repeat(*moves: Callable[[], None]) -> None:
         count = -1
         while len(steps) > count:
             count = len(steps)
-            for change in changes_made:
-                change()
+            for move in moves:
+                move()
 
     while any(left[axis] != wanted[axis] for axis in left):
         count = len(steps)
