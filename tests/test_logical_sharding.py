@@ -7,6 +7,8 @@ into the next unit.
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,15 @@ from mindspore_bmpipe.graph.cell_graph import (
     Tensor,
     TensorRef,
 )
-from mindspore_bmpipe.graph.mindir import Constant, TensorType
+from mindspore_bmpipe.graph.mindir import Constant, TensorType, load_module
+from mindspore_bmpipe.graph.recorded import graph_of, recorded_trace
+from mindspore_bmpipe.graph.sharded import COLLECTIVES
 from mindspore_bmpipe.graph.symbols import symbol
-from mindspore_bmpipe.sources import load_graph
+from mindspore_bmpipe.graph.trace import trace
+from mindspore_bmpipe.sources import build_factory, load_graph
+from mindspore_bmpipe.verify.children import Rank, compile_ranks
+from mindspore_bmpipe.verify.jobs import Compile
+from mindspore_bmpipe.verify.stand_in import stand_in
 from tools.verified_sharding import Case, all_cases, compile_cases, compiled, logical, numbers_of
 
 EXACT = ("forward flops", "backward flops", "saved bytes", "static bytes", "forward sent", "backward sent")
@@ -94,6 +102,31 @@ def test_every_unit_costs_what_mindspore_compiles(compiler: Compiled, case: Case
     # The rules add up over an axis of one sample, where MindSpore has nothing to add up.
     states = 16 * 64
     assert total[0] - total[1] in (0, states)
+
+
+@needs_compiler
+@pytest.mark.parametrize("all_to_all", [False, True])
+def test_layouts_change_as_mindspore_changes_them(all_to_all: bool, tmp_path: Path) -> None:
+    """Forty changes among three axes and four ranks: the same collectives, groups and sizes, in the same order."""
+    source, settings = "tests.sharding_networks:factory", {"ranks": 4, "seed": 7, "length": 40}
+    sharding = Sharding(1, 4, all_to_all=all_to_all)
+    wanted = Compile("chain", source, settings, sharding=sharding, varies=False)
+    answer = compile_ranks([Rank(0, 4, (wanted,))], stand_in(), tmp_path)["chain"]
+    assert answer.graph is not None, answer.error
+    theirs = graph_of(recorded_trace(answer.graph.read_bytes(), load_module(answer.graph), "chain"))
+    recorded, inputs = build_factory(source, settings)
+    ours = logical_graph(trace(recorded, *inputs, symbols={}), sharding)
+    assert exchanges(ours) == exchanges(theirs)
+    assert any(name == "AlltoAll" for name, _, _ in exchanges(ours)) == all_to_all
+
+
+def exchanges(graph: CellGraph) -> list[tuple[str, tuple[int, ...], int]]:
+    """Collectives of forward, with the ranks that take part and the elements that each then holds."""
+    return [
+        (item.primitive, item.attributes["group_rank_ids"], math.prod(graph.tensors[item.outputs[0]].type.shape))
+        for item in graph.operations
+        if item.phase is Phase.FORWARD and item.primitive in COLLECTIVES
+    ]
 
 
 WEIGHT = TensorType((8, 8), "float32")
@@ -240,6 +273,23 @@ def test_refused_settings(
     config.write_text(CONFIG + further)
     assert main(["plan", source, "--set", "layers=1", "-c", str(config), "-q"]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_settings_share_out_experts_and_their_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A block of 4 x 64 x 64 floats of attention, two norms, 8 x 64 of the router and 8 experts of 3 x 64 x 32.
+
+    Two ranks hold the experts once. Each sends half of its samples' 8 x 4 places of 64 floats there and half back, and
+    so do the gradients.
+    """
+    config = tmp_path / "config.yaml"
+    config.write_text("stages: 2\nmicro_batches: 4\ndata_parallel: 2\nexpert_parallel: 2\nall_to_all: true\n")
+    arguments = ["tools.examples.mixtral_sharded:factory", "--set", "layers=2", "-c", str(config), "-q", "--json"]
+    assert main(["explain", *arguments]) == 0
+    block = next(item for item in json.loads(capfd.readouterr().out)["units"] if item["name"] == "blocks.0")
+    held = 4 * 64 * 64 + 2 * 64 + 8 * 64 + 8 * 3 * 64 * 32 // 2
+    assert block["static_bytes"] == str(held * 16)
+    # 32 places of a sample of 16 tokens.
+    assert block["forward_sent_bytes"] == block["backward_sent_bytes"] == f"{2 * 32 // 16 * 64 * 4 // 2}*b*s"
 
 
 def test_a_contradiction_in_settings_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
