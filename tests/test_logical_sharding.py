@@ -287,7 +287,7 @@ def test_settings_share_out_experts_and_their_memory(tmp_path: Path, capfd: pyte
     assert main(["explain", *arguments]) == 0
     block = next(item for item in json.loads(capfd.readouterr().out)["units"] if item["name"] == "blocks.0")
     held = 4 * 64 * 64 + 2 * 64 + 8 * 64 + 8 * 3 * 64 * 32 // 2
-    assert block["static_bytes"] == str(held * 16)
+    assert block["static_bytes"] == held * 16
     # 32 places of a sample of 16 tokens.
     assert block["forward_sent_bytes"] == block["backward_sent_bytes"] == f"{2 * 32 // 16 * 64 * 4 // 2}*b*s"
 

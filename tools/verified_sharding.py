@@ -2,6 +2,7 @@
 
 python tools/verified_sharding.py                # all degrees; a quarter of an hour on two cores
 python tools/verified_sharding.py --ranks 4      # only degrees of 4 ranks
+python tools/verified_sharding.py --network gpt  # only this network
 python tools/verified_sharding.py --keep FOLDER  # keeps what it compiled, and does not compile it again
 """
 
@@ -31,7 +32,12 @@ from mindspore_bmpipe.verify.children import Rank, compile_ranks  # noqa: E402
 from mindspore_bmpipe.verify.jobs import Compile, read_answer  # noqa: E402
 from mindspore_bmpipe.verify.stand_in import stand_in  # noqa: E402
 
-NETWORKS: Mapping[str, dict[str, Any]] = {"llama": {"kv_heads": 4}, "gpt": {}, "llama_context": {"kv_heads": 4}}
+NETWORKS: Mapping[str, dict[str, Any]] = {
+    "llama": {"kv_heads": 4},
+    "gpt": {},
+    "mixtral": {},
+    "llama_context": {"kv_heads": 4},
+}
 """Settings of each network beside those of the case: 4 tensor-parallel ranks need 4 key/value heads."""
 EXPERTS = "mixtral"
 """The network of experts."""
@@ -176,9 +182,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="only degrees whose product is this")
+    parser.add_argument("--network", nargs="+", choices=NETWORKS, help="only these networks")
     parser.add_argument("--keep", type=Path, help="folder for compiled graphs")
     options = parser.parse_args(arguments)
-    cases = [case for case in all_cases() if options.ranks in (None, case.sharding.ranks)]
+    chosen = options.network or tuple(NETWORKS)
+    cases = [case for case in all_cases() if options.ranks in (None, case.sharding.ranks) and case.network in chosen]
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
