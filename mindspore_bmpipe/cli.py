@@ -12,11 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from mindspore_bmpipe import compare_command, export_command
+from mindspore_bmpipe import compare_command, export_command, trace_sharded
 from mindspore_bmpipe.config import Config, load_config
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import BmpipeError, CheckFailedError, InputError
-from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.recorded import traced_file
 from mindspore_bmpipe.plan import load_plan, write_bytes_atomically, write_text_atomically
 from mindspore_bmpipe.planner import registered
@@ -84,14 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("factory", metavar="pkg.module:factory", help="function that returns (network, inputs)")
     trace.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help=_SET_HELP)
     trace.add_argument("-o", "--output", required=True, metavar="FILE", help="the .mindir file to write")
-    trace.add_argument(
-        "--sharded", action="store_true",
-        help="trace one rank of a network with strategies, as MindSpore's Ascend front end compiles it: shapes of one "
-        "device, with collectives",
-    )  # fmt: skip
-    trace.add_argument("--data-parallel", type=int, metavar="D", help="with --sharded: ranks that share a micro-batch")
-    trace.add_argument("--tensor-parallel", type=int, metavar="T", help="with --sharded: ranks that share each layer")
-    trace.add_argument("--time-limit", type=float, metavar="S", help="with --sharded: seconds that compiling may take")
+    trace_sharded.add_arguments(trace)
 
     plan = _command(commands, "plan", _run_plan, "find the fastest plan that fits in memory")
     _source_arguments(plan, config_required=True)
@@ -174,7 +166,8 @@ def _units(options: argparse.Namespace) -> list[str] | None:
 def _run_trace(options: argparse.Namespace, console: Console) -> int:
     _require_factory(options)
     settings = parse_settings(options.settings)
-    sharding = _sharding(options)
+    sharding = trace_sharded.sharding_of_options(options)
+    _time_limit(options)
     _require_writable(options.output)
     with console.status(f"tracing {options.factory}"):
         if sharding is None:
@@ -188,20 +181,6 @@ def _run_trace(options: argparse.Namespace, console: Console) -> int:
     sizes = ", ".join(f"{name} = {value}" for name, value in recorded.base.items())
     console.print(f"wrote {options.output}: {recorded.name}, {sizes or 'fixed sizes'}", markup=False, highlight=False)
     return 0
-
-
-def _sharding(options: argparse.Namespace) -> Sharding | None:
-    degrees = {"--data-parallel": options.data_parallel, "--tensor-parallel": options.tensor_parallel}
-    if not options.sharded:
-        given = [name for name, value in {**degrees, "--time-limit": options.time_limit}.items() if value is not None]
-        if given:
-            raise InputError(f"{', '.join(given)}: only with --sharded")
-        return None
-    for name, value in degrees.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} {value}: give a number of ranks above 0")
-    _time_limit(options)
-    return Sharding(options.data_parallel or 1, options.tensor_parallel or 1)
 
 
 def _run_plan(options: argparse.Namespace, console: Console) -> int:

@@ -89,9 +89,11 @@ class Config:
     tensor_parallel: int | None = None
     """Tensor-parallel ranks, at least 1."""
     expert_parallel: int | None = None
-    """Expert-parallel ranks, at least 1."""
+    """Data- and context-parallel ranks among which experts are shared out, at least 1; divides their number."""
     context_parallel: int | None = None
-    """Context-parallel ranks, at least 1."""
+    """Ranks that share the tokens of each sample, at least 1."""
+    all_to_all: bool | None = None
+    """Whether layouts change by `AlltoAll` where that does (MindSpore's `enable_alltoall`)."""
     optimizer_shard_level: int | None = None
     """What data-parallel ranks share, 0 (nothing) to 3 (MindSpore `parallel_optimizer` levels)."""
     overlap: tuple[str, ...] | None = None
@@ -240,6 +242,12 @@ def _seconds(value: object, where: str) -> float:
     return float(value)
 
 
+def _switch(value: object, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"{where}: {value!r} is not allowed; give true or false")
+    return value
+
+
 _PARSERS: dict[str, Callable[[object, str], Any]] = {
     "stages": _integer(1),
     "chunks": _integer(1, auto=True),
@@ -254,6 +262,7 @@ _PARSERS: dict[str, Callable[[object, str], Any]] = {
     "tensor_parallel": _integer(1),
     "expert_parallel": _integer(1),
     "context_parallel": _integer(1),
+    "all_to_all": _switch,
     "optimizer_shard_level": _integer(0, 3),
     "overlap": _overlaps,
     "recompute_options": _names,

@@ -111,13 +111,22 @@ def _plan(pipeline: Pipeline, inputs: list[Any]) -> Plan:
     micro_batch = _micro_batch(pipeline, inputs)
     with _planning():
         return mindspore_bmpipe.plan(
-            pipeline.network, *micro_batch, stages=stages, micro_batches=pipeline.micro_batches
+            pipeline.network,
+            *micro_batch,
+            stages=stages,
+            micro_batches=pipeline.micro_batches,
+            **({"all_to_all": True} if hooks.all_to_all(_holder(pipeline)) else {}),
         )
 
 
 def _settings(pipeline: Pipeline) -> tuple[int, bool, str]:
     """Stages, interleave and scheduler that MindSpore will compile the pipeline with."""
-    return hooks.pipeline_settings(None if pipeline.auto_parallel is None else pipeline.auto_parallel())
+    return hooks.pipeline_settings(_holder(pipeline))
+
+
+def _holder(pipeline: Pipeline) -> Any:
+    """The `AutoParallel` cell that holds the pipeline's settings, if there is one."""
+    return None if pipeline.auto_parallel is None else pipeline.auto_parallel()
 
 
 @contextlib.contextmanager

@@ -156,6 +156,13 @@ def pipeline_settings(holder: AutoParallel | None) -> tuple[int, bool, str]:
     )
 
 
+def all_to_all(holder: AutoParallel | None) -> bool:
+    """Whether MindSpore changes layouts by `AlltoAll`, by the `AutoParallel` cell, or by the context without one."""
+    if holder is not None:
+        return bool(holder._enable_alltoall)
+    return bool(mindspore.get_auto_parallel_context("enable_alltoall"))
+
+
 def sunk_inputs(cell: nn.Cell) -> list[tuple[tuple[int, ...], Any]] | None:
     """Shapes and types of the inputs a data-sinking cell fetches by itself; `None` for cells that take arguments."""
     if not isinstance(cell, _DataWrapper):

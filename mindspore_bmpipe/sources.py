@@ -24,7 +24,7 @@ from mindspore_bmpipe.graph.recorded import Trace, graph_of, recorded_trace
 from mindspore_bmpipe.layer_table import load_layer_table
 from mindspore_bmpipe.subjects import Subject, subject_of_layers, subject_of_network
 
-_DEGREES = ("data_parallel", "tensor_parallel")
+_DEGREES = ("data_parallel", "tensor_parallel", "context_parallel", "expert_parallel")
 
 SOURCE_HELP = (
     "a .mindir file (from 'bmpipe trace' or mindspore.export), a layer table (.json), or pkg.module:factory, a "
@@ -83,8 +83,8 @@ def load_graph(
         source: the file or function.
         settings: settings for the function.
         assume_elementwise: take primitives without a derivative rule as element-wise.
-        config: settings whose ``tensor_parallel`` asks for the graph of one rank; a function that has parameters
-            `data_parallel` and `tensor_parallel` gets them. By default the graph is that of the source itself.
+        config: settings whose parallel degrees ask for the graph of one rank; a function that has parameters of their
+            names (`tensor_parallel` and so on) gets them. By default the graph is that of the source itself.
 
     Raises:
         InputError: no such file or function, a damaged file, a network that does not compile, or strategies that do
@@ -92,8 +92,8 @@ def load_graph(
         UnknownPrimitiveError: an exported file, or a network that ranks share, holds primitives without a derivative
             rule.
     """
-    if config is not None and is_factory(source) and (config.tensor_parallel or 1) > 1:
-        settings = with_degrees(source, settings or {}, sharding_of(config))
+    if config is not None and is_factory(source) and (sharding := sharding_of(config)).is_shared:
+        settings = with_degrees(source, settings or {}, sharding)
     graph = _read_graph(source, settings, assume_elementwise)
     return graph if config is None else graph_of_one_rank(graph, config, assume_elementwise)
 

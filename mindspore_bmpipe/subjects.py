@@ -12,6 +12,7 @@ from typing import Any
 from mindspore_bmpipe.config import AUTO, OVERLAP_TRANSFERS, Config
 from mindspore_bmpipe.costs.hardware import Hardware, Link, load_hardware
 from mindspore_bmpipe.costs.held_weights import has_trainable_product, held_weights
+from mindspore_bmpipe.costs.logical import sharding_of, with_degrees_of
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost, evaluate_costs
 from mindspore_bmpipe.costs.static_memory import StaticSettings
 from mindspore_bmpipe.errors import InputError
@@ -163,8 +164,10 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     """
     resolved, hardware, notes = resolve_config(costs.graph, config)
     sizes = input_sizes(costs.graph, resolved)
-    static = StaticSettings(resolved.data_parallel or 1, resolved.optimizer_shard_level or 0)
-    links = hardware.stage_links(resolved.stages or 1, (resolved.data_parallel or 1) * (resolved.tensor_parallel or 1))
+    sharding = sharding_of(resolved)
+    holders = sharding.data_parallel * sharding.context_parallel
+    static = StaticSettings(holders, resolved.optimizer_shard_level or 0)
+    links = hardware.stage_links(resolved.stages or 1, sharding.ranks)
     overlap = [kind for kind in resolved.overlap or () if kind != OVERLAP_TRANSFERS]
     evaluated = evaluate_costs(costs, hardware, sizes, static, links, overlap=overlap)
     return Settled(resolved, hardware, sizes, replace(evaluated, notes=(*evaluated.notes, *notes)))
@@ -188,10 +191,10 @@ def resolve_config(graph: CellGraph, config: Config) -> tuple[Config, Hardware, 
     """Fill in what the settings leave out, refuse what cannot be honoured, and say what was assumed.
 
     Raises:
-        InputError: parallel degrees that this version does not model, or unknown hardware.
+        InputError: parallel degrees for which the network has no strategies, or unknown hardware.
     """
     notes = []
-    config = _with_degrees(graph, config)
+    config = with_degrees_of(graph, config)
     name = config.hardware
     if name is None:
         name = DEFAULT_HARDWARE
@@ -205,33 +208,6 @@ def resolve_config(graph: CellGraph, config: Config) -> tuple[Config, Hardware, 
             f"{hardware.name} are assumed"
         )
     return replace(config, hardware=name, memory_limit=limit), hardware, notes
-
-
-def _with_degrees(graph: CellGraph, config: Config) -> Config:
-    """Settings with the parallel degrees that a sharded graph was compiled for."""
-    for key in ("expert_parallel", "context_parallel"):
-        degree = getattr(config, key)
-        if degree is not None and degree > 1:
-            raise InputError(
-                f"config: {key}: {degree} is not modelled for networks by this version, only for layer tables; leave "
-                "it out, or give a layer table with the costs of one device"
-            )
-    if graph.sharding is None:
-        if (config.tensor_parallel or 1) > 1:
-            raise InputError(
-                f"config: tensor_parallel: {config.tensor_parallel}, but no operation of {graph.name} has a strategy, "
-                "so nothing says what each rank would run; set strategies with Primitive.shard in the network, as "
-                "tools.examples.llama_sharded does, or give a layer table with the costs of one device"
-            )
-        return config
-    data_parallel, tensor_parallel = graph.sharding.data_parallel, graph.sharding.tensor_parallel
-    for key, degree in (("data_parallel", data_parallel), ("tensor_parallel", tensor_parallel)):
-        if getattr(config, key) not in (None, degree):
-            raise InputError(
-                f"config: {key}: {getattr(config, key)}, but {graph.name} was traced for {degree}; leave it out, or "
-                f"trace again with --sharded --{key.replace('_', '-')} {getattr(config, key)}"
-            )
-    return replace(config, data_parallel=data_parallel, tensor_parallel=tensor_parallel)
 
 
 def input_sizes(graph: CellGraph, config: Config) -> dict[str, int]:

@@ -333,7 +333,8 @@ def test_settings_that_a_network_cannot_honour(
 ) -> None:
     for change, message in (
         ({"tensor_parallel": 2}, "has a strategy, so nothing says what each rank would run"),
-        ({"expert_parallel": 2}, "expert_parallel: 2 is not modelled"),
+        ({"expert_parallel": 2}, "expert_parallel: 2, but no operation of Llama has a strategy"),
+        ({"context_parallel": 2}, "context_parallel: 2, but no operation of Llama has a strategy"),
         ({"data_parallel": 3}, "does not divide the traced micro-batch of 2"),
         ({"hardware": "abacus"}, "'abacus' is unknown; known are"),
     ):

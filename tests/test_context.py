@@ -95,12 +95,12 @@ def train_cell(pipeline: nn.Cell) -> nn.Cell:
     return nn.TrainOneStepCell(pipeline, nn.SGD(pipeline.trainable_params(), 0.1))
 
 
-def check_planned(calls: Calls, network: nn.Cell, size: int = 8) -> None:
+def check_planned(calls: Calls, network: nn.Cell, size: int = 8, **further: Any) -> None:
     """One plan, asked for with the inputs of one micro-batch, and written before MindSpore's compile."""
     assert len(calls.requests) == 1
     planned, inputs, options = calls.requests[0]
     assert planned is network
-    assert options == {"stages": 2, "micro_batches": MICRO_BATCHES}
+    assert options == {"stages": 2, "micro_batches": MICRO_BATCHES, **further}
     assert [(item.shape, item.dtype) for item in inputs] == [
         ((size // MICRO_BATCHES, WIDTH), mindspore.float32),
         ((size // MICRO_BATCHES, 1), mindspore.float32),
@@ -258,7 +258,7 @@ def test_model_train_with_auto_parallel(calls: Calls) -> None:
         mindspore.Model(parallel, optimizer=nn.SGD(cell.trainable_params(), 0.1)).train(
             1, dataset(), dataset_sink_mode=False
         )
-    check_planned(calls, network)
+    check_planned(calls, network, all_to_all=True)
 
 
 def test_a_cell_that_sinks_its_data(calls: Calls) -> None:
@@ -291,7 +291,7 @@ def test_auto_parallel_around_a_train_cell(calls: Calls) -> None:
     parallel.pipeline(stages=2)
     with pytest.raises(CompileStarts):
         parallel(*batch())
-    check_planned(calls, network)
+    check_planned(calls, network, all_to_all=True)
 
 
 def test_resets_that_auto_parallel_makes_do_not_unset_the_key(calls: Calls) -> None:
@@ -326,7 +326,7 @@ def test_auto_parallel_around_a_function(calls: Calls) -> None:
     parallel.pipeline(stages=2)
     with pytest.raises(CompileStarts):
         parallel(*batch())
-    check_planned(calls, network)
+    check_planned(calls, network, all_to_all=True)
 
 
 def test_a_function_under_jit(calls: Calls) -> None:

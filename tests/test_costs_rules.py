@@ -93,6 +93,12 @@ def test_fused_attention_counts_two_products_and_half_of_them_under_a_causal_mas
     assert work_of(view("FlashAttentionScore", [flat] * 3, [flat], 0, 0)).flops == expected
     assert work_of(view("FlashAttentionScore", [heads] * 3, [heads], 1, 2)).flops == expected / 2
     assert work_of(view("FlashAttentionScoreGrad", [heads] * 4, [heads] * 3, 1, 2)).flops == expected / 2 * 2.5
+    # A band (4) of a whole mask may be all of it. Of four ranks with 4 queries each, the last sees 16 keys, less the
+    # half of its own block that lies ahead: 4 * 16 - 4 * 4 / 2 pairs.
+    assert work_of(view("FlashAttentionScore", [heads] * 3, [heads], 1, 4)).flops == expected
+    own = ((2, 4, 4, 8), HALF)
+    last = work_of(view("FlashAttentionScore", [own, heads, heads], [own], 1, 4)).flops
+    assert last == 2 * 4 * 2 * (2 * 8) * (4 * 16 - 4 * 4 / 2)
     with pytest.raises(InputError, match="unknown lengths"):
         work_of(view("FlashAttentionScore", [flat] * 3, [flat], 4, 0))
 

@@ -282,7 +282,8 @@ def test_plan_check_and_explain_take_the_file(
     [
         ({"tensor_parallel": 4}, "config: tensor_parallel: 4, but Llama was traced for 2"),
         ({"data_parallel": 1}, "config: data_parallel: 1, but Llama was traced for 2"),
-        ({"context_parallel": 2}, "context_parallel: 2 is not modelled"),
+        ({"context_parallel": 2}, "config: context_parallel: 2, but Llama was traced for 1"),
+        ({"all_to_all": True}, "config: all_to_all: True, but Llama was traced for False"),
     ],
 )
 def test_settings_that_contradict_the_file(

@@ -37,9 +37,14 @@ def part(array: np.ndarray, layout: Layout, rank: int) -> np.ndarray:
     return array
 
 
+def digit_of(rank: int, cut: Split) -> int:
+    """Number of the part that a rank holds of a cut."""
+    return rank // cut.stride % cut.size
+
+
 def group(rank: int, cut: Split) -> list[int]:
     """Ranks that differ from one in the digit of a cut only, in its order."""
-    first = rank - rank // cut.stride % cut.size * cut.stride
+    first = rank - digit_of(rank, cut) * cut.stride
     return [first + cut.stride * digit for digit in range(cut.size)]
 
 
@@ -47,19 +52,25 @@ def number(size: Any) -> int:
     return int(size)
 
 
-def carry_out(array: np.ndarray, before: Layout, after: Layout, target: Sequence[int]) -> tuple[list[np.ndarray], int]:
+def carry_out(
+    array: np.ndarray, before: Layout, after: Layout, target: Sequence[int], all_to_all: bool = False
+) -> tuple[list[np.ndarray], int]:
     """Parts of all ranks after the changes, and the elements that rank 0 has gathered."""
     held = [part(array, before, rank) for rank in range(RANKS)]
     gathered = 0
-    for change in changes(before, array.shape, after, target, number, "test"):
+    for change in changes(before, array.shape, after, target, number, "test", all_to_all):
         held = [piece.reshape(local_shape(change.shape, change.before)) for piece in held]
         for step in change.steps:
-            if step.gathers:
+            if step.onto is not None:
+                held = [np.concatenate([np.split(held[other], step.cut.size, step.onto)[digit_of(rank, step.cut)]
+                                        for other in group(rank, step.cut)], step.axis)
+                        for rank in range(RANKS)]  # fmt: skip
+            elif step.gathers:
                 held = [np.concatenate([held[other] for other in group(rank, step.cut)], step.axis)
                         for rank in range(RANKS)]  # fmt: skip
                 gathered += held[0].size
             else:
-                held = [np.split(piece, step.cut.size, step.axis)[rank // step.cut.stride % step.cut.size]
+                held = [np.split(piece, step.cut.size, step.axis)[digit_of(rank, step.cut)]
                         for rank, piece in enumerate(held)]  # fmt: skip
     return [piece.reshape(local_shape(target, after)) for piece in held], gathered
 
@@ -76,11 +87,12 @@ def layouts(rank: int) -> list[Layout]:
     return found
 
 
+@pytest.mark.parametrize("all_to_all", [False, True])
 @pytest.mark.parametrize("before", layouts(2), ids=str)
-def test_changes_between_any_two_layouts(before: Layout) -> None:
+def test_changes_between_any_two_layouts(before: Layout, all_to_all: bool) -> None:
     array = np.arange(16 * 24).reshape(16, 24)
     for after in layouts(2):
-        held, gathered = carry_out(array, before, after, array.shape)
+        held, gathered = carry_out(array, before, after, array.shape, all_to_all)
         for rank, piece in enumerate(held):
             np.testing.assert_array_equal(piece, part(array, after, rank))
         if before == after:
@@ -107,6 +119,19 @@ def test_changes_across_shapes(shape: tuple[int, ...], target: tuple[int, ...]) 
 
 def divides(shape: Sequence[int], layout: Layout) -> bool:
     return all(size % math.prod(cut.size for cut in cuts) == 0 for size, cuts in zip(shape, layout, strict=True))
+
+
+def test_exchanges_gather_nothing() -> None:
+    """From rows to columns, and three cuts around three axes: every element is sent at most once for each cut."""
+    array = np.arange(16 * 24).reshape(16, 24)
+    assert carry_out(array, ((ALL,), ()), ((), (ALL,)), array.shape, True)[1] == 0
+    (change,) = changes(((ALL,), ()), array.shape, ((), (ALL,)), array.shape, number, "test", True)
+    assert [(step.axis, step.onto, step.cut) for step in change.steps] == [(0, 1, ALL)]
+    cube = np.arange(8 * 8 * 8).reshape(8, 8, 8)
+    rows, columns = ((A,), (B,), (C,)), ((B,), (), (A,))
+    held, _ = carry_out(cube, rows, columns, cube.shape, True)
+    for rank, piece in enumerate(held):
+        np.testing.assert_array_equal(piece, part(cube, columns, rank))
 
 
 def test_gathered_elements_by_hand() -> None:
@@ -223,6 +248,47 @@ def test_a_bias_is_cut_as_the_columns() -> None:
     computed(RULES["BiasAdd"](given), (ones(8, 16), ones(16)), np.add)
 
 
+def test_classes_of_one_hot_rows() -> None:
+    """The strategy cuts the result; here samples only, as each rank makes all classes of its own."""
+    given = site("OneHot", [(8, 4), (), ()], [(8, 4, 6)], in_strategy=((4, 1, 1), (), ()))
+    rows = np.arange(32).reshape(8, 4) % 6
+    computed(RULES["OneHot"](given), (rows, np.ones(()), np.zeros(())), lambda ids, on, off: np.eye(6)[ids] * on + off)
+
+
+@pytest.mark.parametrize("strategy", [((4, 1, 2),), ((8, 1, 1),), None])
+def test_running_sums_need_their_axis_whole(strategy: Any) -> None:
+    given = site("CumSum", [(8, 6, 4)], [(8, 6, 4)], 1, **({"in_strategy": strategy} if strategy else {}))
+    computed(RULES["CumSum"](given), (ones(8, 6, 4),), lambda array: np.cumsum(array, 1))
+
+
+def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Softmax attention of (b, heads, s, d)."""
+    scores = np.exp(query @ key.swapaxes(-1, -2))
+    return scores / scores.sum(-1, keepdims=True) @ value
+
+
+@pytest.mark.parametrize("queries", [(2, 2, 2, 1), (1, 4, 2, 1), (2, 4, 1, 1), (1, 1, 8, 1)])
+def test_attention_with_queries_cut_by_tokens(queries: tuple[int, ...]) -> None:
+    """Each rank attends with its own queries to all keys and values of its samples and heads."""
+    keys, shape = (*queries[:2], 1, 1), (2, 4, 8, 6)
+    given = site("FlashAttentionScore", [shape] * 3, [shape], input_layout="BNSD", sparse_mode=2,
+                 in_strategy=(queries, keys, keys))  # fmt: skip
+    placement = RULES["FlashAttentionScore"](given)
+    computed(placement, (ones(*shape), ones(*shape) / 2, ones(*shape) * 2), attended)
+    mode = placement.compiled.attributes["sparse_mode"] if placement.compiled else 2
+    assert mode == (4 if queries[2] > 1 else 2)
+
+
+def test_masks_are_cut_as_the_scores() -> None:
+    """A mask of (b, 1, s, s) by samples and tokens of queries, one of (s, s) by these tokens."""
+    queries, keys, shape = (2, 2, 2, 1), (2, 2, 1, 1), (2, 4, 8, 6)
+    for mask, cuts in (((2, 1, 8, 8), (2, 1, 2, 1)), ((8, 8), (2, 1))):
+        given = site("FlashAttentionScore", [shape] * 3 + [mask], [shape], input_layout="BNSD", sparse_mode=0,
+                     in_strategy=(queries, keys, keys, cuts))  # fmt: skip
+        found = RULES["FlashAttentionScore"](given).operands[3]
+        assert found == (((A,), (), (C,), ()) if len(mask) == 4 else ((C,), ()))
+
+
 def test_tables_cut_by_columns_and_by_samples() -> None:
     ids = np.arange(32).reshape(8, 4) % 6
     given = site("Gather", [(6, 16), (8, 4)], [(8, 4, 16)], 0, in_strategy=((1, 4), (2, 1)))
@@ -246,6 +312,17 @@ def test_tables_cut_by_rows_are_summed_over_the_ranks_of_the_rows() -> None:
         (site("ReduceMax", [(8, 8)], [(8,)], 1, in_strategy=((1, 2),)), "cuts a reduced axis"),
         (site("Tile", [(8, 8)], [(8, 16)], (1, 2), in_strategy=((1, 2),)), "with repeats"),
         (site("Gather", [(6, 16), (8,)], [(6, 8)], 1), "lookup along axis 1"),
+        (
+            site(
+                "FlashAttentionScore",
+                [(2, 4, 8, 6)] * 3,
+                [(2, 4, 8, 6)],
+                input_layout="BNSD",
+                in_strategy=((1, 1, 2, 1),) * 3,
+            ),
+            "cuts keys by tokens",
+        ),
+        (site("CumSum", [(8, 8)], [(8, 8)], 1, in_strategy=((1, 2),)), "needs whole"),
     ],
 )
 def test_strategies_that_are_not_modelled_name_the_operation(given: Site, message: str) -> None:

@@ -2,6 +2,7 @@
 
 python tools/verified_sharding.py                # all degrees; a quarter of an hour on two cores
 python tools/verified_sharding.py --ranks 4      # only degrees of 4 ranks
+python tools/verified_sharding.py --network gpt  # only this network
 python tools/verified_sharding.py --keep FOLDER  # keeps what it compiled, and does not compile it again
 """
 
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from mindspore_bmpipe.costs.logical import logical_graph  # noqa: E402 -- found through the path set above
-from mindspore_bmpipe.costs.network import NetworkCosts, network_costs, unit_static_bytes  # noqa: E402
+from mindspore_bmpipe.costs.network import network_costs, unit_static_bytes  # noqa: E402
 from mindspore_bmpipe.costs.recompute import RecomputeModel  # noqa: E402
 from mindspore_bmpipe.costs.static_memory import StaticSettings  # noqa: E402
-from mindspore_bmpipe.graph.cell_graph import Sharding  # noqa: E402
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Sharding  # noqa: E402
 from mindspore_bmpipe.graph.mindir import load_module  # noqa: E402
 from mindspore_bmpipe.graph.recorded import graph_of, recorded_trace  # noqa: E402
 from mindspore_bmpipe.graph.trace import trace  # noqa: E402
@@ -31,9 +32,20 @@ from mindspore_bmpipe.verify.children import Rank, compile_ranks  # noqa: E402
 from mindspore_bmpipe.verify.jobs import Compile, read_answer  # noqa: E402
 from mindspore_bmpipe.verify.stand_in import stand_in  # noqa: E402
 
-NETWORKS: Mapping[str, dict[str, Any]] = {"llama": {"kv_heads": 4}, "gpt": {}}
+NETWORKS: Mapping[str, dict[str, Any]] = {
+    "llama": {"kv_heads": 4},
+    "gpt": {},
+    "mixtral": {},
+    "llama_context": {"kv_heads": 4},
+}
 """Settings of each network beside those of the case: 4 tensor-parallel ranks need 4 key/value heads."""
+EXPERTS = "mixtral"
+"""The network of experts."""
+CONTEXT = "llama_context"
+"""The network of long samples."""
 DEGREES = (1, 2, 4)
+MOST_RANKS = 4
+"""Ranks of the largest case with experts or shared tokens."""
 MEASURES = ("forward flops", "backward flops", "saved bytes", "static bytes", "forward sent", "backward sent",
             "forward moved", "backward moved", "working set")  # fmt: skip
 """Numbers compared for every unit; the last three are no part of the equality that is claimed."""
@@ -45,17 +57,23 @@ class Case(NamedTuple):
     network: str
     data_parallel: int
     tensor_parallel: int
-    sequence_parallel: bool
+    sequence_parallel: bool = False
+    expert_parallel: int = 1
+    all_to_all: bool = False
+    context_parallel: int = 1
+    heads_exchanged: bool = False
 
     @property
     def name(self) -> str:
         """Name of the compiled file."""
-        return f"{self.network}-{self.data_parallel}-{self.tensor_parallel}-{int(self.sequence_parallel)}"
+        return "-".join(str(int(value)) if isinstance(value, bool) else str(value) for value in self)
 
     @property
     def sharding(self) -> Sharding:
         """Ranks of the case."""
-        return Sharding(self.data_parallel, self.tensor_parallel)
+        return Sharding(
+            self.data_parallel, self.tensor_parallel, self.context_parallel, self.expert_parallel, self.all_to_all
+        )
 
     @property
     def source(self) -> str:
@@ -68,14 +86,36 @@ Numbers = dict[str, dict[str, float]]
 
 
 def all_cases() -> list[Case]:
-    """Every network and degree, with and without sequence parallelism."""
-    return [Case(*case) for case in itertools.product(NETWORKS, DEGREES, DEGREES, (False, True))]
+    """Every network and degree, with and without sequence parallelism; experts with and without `AlltoAll`."""
+    dense = [Case(*case) for case in itertools.product(("llama", "gpt"), DEGREES, DEGREES, (False, True))]
+    experts = [
+        Case(EXPERTS, data_parallel, tensor_parallel, False, expert_parallel, all_to_all)
+        for data_parallel, tensor_parallel, expert_parallel in itertools.product(DEGREES, DEGREES, DEGREES)
+        if data_parallel * tensor_parallel <= MOST_RANKS and data_parallel % expert_parallel == 0
+        for all_to_all in (False, True)
+    ]
+    context = [
+        Case(
+            CONTEXT,
+            data_parallel,
+            tensor_parallel,
+            context_parallel=tokens,
+            heads_exchanged=heads,
+            all_to_all=exchanges,
+        )
+        for data_parallel, tensor_parallel, tokens in itertools.product(DEGREES, DEGREES, DEGREES)
+        if data_parallel * tensor_parallel * tokens <= MOST_RANKS
+        for heads, exchanges in ((False, False), (True, False), (True, True))[: 3 if tokens > 1 else 1]
+    ]
+    return dense + experts + context
 
 
 def factory_settings(case: Case) -> dict[str, Any]:
     """Settings for the factory of a case: two layers, one sample a rank."""
-    degrees = {key: value for key, value in case._asdict().items() if key != "network"}
-    return {"layers": 2, "batch": case.data_parallel, **degrees, **NETWORKS[case.network]}
+    further = {EXPERTS: ("expert_parallel",), CONTEXT: ("context_parallel", "heads_exchanged")}
+    names = ("data_parallel", "tensor_parallel", *further.get(case.network, ("sequence_parallel",)))
+    degrees = {name: getattr(case, name) for name in names}
+    return {"layers": 2, "batch": case.data_parallel, **degrees, **NETWORKS.get(case.network, {})}
 
 
 def compile_cases(cases: Sequence[Case], folder: Path, at_once: int | None = None) -> None:
@@ -87,8 +127,7 @@ def compile_cases(cases: Sequence[Case], folder: Path, at_once: int | None = Non
     for case in cases:
         known = read_answer(folder, case.name)
         if known is None or known.graph is None:
-            degrees = (case.data_parallel, case.tensor_parallel)
-            wanted = Compile(case.name, case.source, factory_settings(case), sharding=degrees, varies=False)
+            wanted = Compile(case.name, case.source, factory_settings(case), sharding=case.sharding, varies=False)
             ranks.append(Rank(0, case.sharding.ranks, (wanted,)))
     answers = compile_ranks(ranks, stand_in(), folder, at_once=at_once)
     wrong = [f"{answer.name}: {answer.error}" for answer in answers.values() if answer.error]
@@ -96,20 +135,21 @@ def compile_cases(cases: Sequence[Case], folder: Path, at_once: int | None = Non
         raise RuntimeError("\n".join(wrong))
 
 
-def compiled_numbers(case: Case, folder: Path) -> Numbers:
-    """Numbers of the graph that MindSpore compiled."""
+def compiled(case: Case, folder: Path) -> CellGraph:
+    """The graph that MindSpore compiled."""
     path = folder / f"{case.name}.mindir"
-    return numbers_of(network_costs(graph_of(recorded_trace(path.read_bytes(), load_module(path), str(path)))))
+    return graph_of(recorded_trace(path.read_bytes(), load_module(path), str(path)))
 
 
-def logical_numbers(case: Case) -> Numbers:
-    """Numbers derived from the network traced whole and its strategies."""
+def logical(case: Case) -> CellGraph:
+    """The graph derived from the network traced whole and its strategies."""
     network, inputs = build_factory(case.source, factory_settings(case))
-    return numbers_of(network_costs(logical_graph(trace(network, *inputs, symbols={}), case.sharding)))
+    return logical_graph(trace(network, *inputs, symbols={}), case.sharding)
 
 
-def numbers_of(costs: NetworkCosts) -> Numbers:
+def numbers_of(graph: CellGraph) -> Numbers:
     """Costs of every unit at the traced sizes, and its collectives."""
+    costs = network_costs(graph)
     found: Numbers = {}
     for number, (unit, model) in enumerate(zip(costs.split.units, costs.models, strict=True)):
         values = model.basis.values(costs.graph.symbols)
@@ -125,13 +165,13 @@ def numbers_of(costs: NetworkCosts) -> Numbers:
     return found
 
 
-def differences(logical: Numbers, compiled: Numbers) -> dict[str, float]:
+def differences(ours: Numbers, theirs: Numbers) -> dict[str, float]:
     """Largest difference of any unit by measure, as a share of the compiled value; infinity where that is 0."""
     found: dict[str, float] = dict.fromkeys(MEASURES, 0.0)
-    for unit in compiled.keys() | logical.keys():
-        ours, theirs = logical.get(unit, {}), compiled.get(unit, {})
-        for measure in ours.keys() | theirs.keys():
-            own, other = ours.get(measure, 0.0), theirs.get(measure, 0.0)
+    for unit in ours.keys() | theirs.keys():
+        left, right = ours.get(unit, {}), theirs.get(unit, {})
+        for measure in left.keys() | right.keys():
+            own, other = left.get(measure, 0.0), right.get(measure, 0.0)
             if own != other:
                 share = abs(own - other) / other if other else float("inf")
                 found[measure] = max(found.get(measure, 0.0), share)
@@ -142,36 +182,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, help="only degrees whose product is this")
+    parser.add_argument("--network", nargs="+", choices=NETWORKS, help="only these networks")
     parser.add_argument("--keep", type=Path, help="folder for compiled graphs")
     options = parser.parse_args(arguments)
-    cases = [case for case in all_cases() if options.ranks in (None, case.sharding.ranks)]
+    chosen = options.network or tuple(NETWORKS)
+    cases = [case for case in all_cases() if options.ranks in (None, case.sharding.ranks) and case.network in chosen]
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         compile_cases(cases, folder)
         print(
-            "network D T S | block 0: flops, saved, static, sent bytes | units that differ: measure, logical - compiled"
+            "network D T | block 0: flops, saved, static, sent bytes | units that differ: measure, logical - compiled"
         )
         for case in cases:
-            logical, compiled = logical_numbers(case), compiled_numbers(case, folder)
-            print(_row(case, logical, compiled))
+            print(_row(case, numbers_of(logical(case)), numbers_of(compiled(case, folder))))
     return 0
 
 
-def _row(case: Case, logical: Numbers, compiled: Numbers) -> str:
-    block = compiled["blocks.0"]
+def _row(case: Case, ours: Numbers, theirs: Numbers) -> str:
+    block = theirs["blocks.0"]
     shown = (
         block["forward flops"] + block["backward flops"], block["saved bytes"], block["static bytes"],
         block["forward sent"] + block["backward sent"],
     )  # fmt: skip
     wrong = [
-        f"{unit}: {measure} {logical[unit].get(measure, 0):.0f} - {value:.0f}"
-        for unit in compiled
-        for measure, value in compiled[unit].items()
-        if logical[unit].get(measure, 0) != value
+        f"{unit}: {measure} {ours[unit].get(measure, 0):.0f} - {value:.0f}"
+        for unit in theirs
+        for measure, value in theirs[unit].items()
+        if ours[unit].get(measure, 0) != value
     ]
-    label = f"{case.network:5} {case.data_parallel} {case.tensor_parallel} {'SP' if case.sequence_parallel else '-'}"
-    return f"{label:12} | {', '.join(f'{value:.0f}' for value in shown)} | {'; '.join(wrong) or 'none'}"
+    options = {
+        "SP": case.sequence_parallel, f"E={case.expert_parallel}": case.expert_parallel > 1,
+        f"C={case.context_parallel}": case.context_parallel > 1, "heads": case.heads_exchanged, "A2A": case.all_to_all,
+    }  # fmt: skip
+    label = f"{case.network} {case.data_parallel} {case.tensor_parallel}"
+    label = f"{label} {' '.join(name for name, given in options.items() if given) or '-'}"
+    return f"{label:30} | {', '.join(f'{value:.0f}' for value in shown)} | {'; '.join(wrong) or 'none'}"
 
 
 if __name__ == "__main__":

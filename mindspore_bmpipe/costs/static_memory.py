@@ -21,7 +21,8 @@ class StaticSettings:
     """What static memory depends on besides the weights."""
 
     data_parallel: int = 1
-    """Ranks that hold the same weights, at least 1."""
+    """Ranks that hold the same weights, or share out among them those that are cut (:attr:`ParameterInfo.data_shares`),
+    at least 1."""
     optimizer_shard_level: int = 0
     """What these ranks share out among them: 0 nothing, 1 weights and optimizer state, 2 gradients as well, 3 the
     weights that are gathered for use as well (levels of MindSpore's ``parallel_optimizer``)."""
@@ -41,7 +42,7 @@ def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
         return weight_bytes(parameter)
     size = _element_bytes(parameter)
     count = _elements(parameter)
-    ranks = settings.data_parallel
+    ranks = _holders(parameter, settings)
     level = settings.optimizer_shard_level if ranks > 1 else 0
     share = -(-count // ranks)
     state = 2 * MOMENT_BYTES + (MASTER_BYTES if size < MASTER_BYTES else 0) if settings.float32_state else 2 * size
@@ -54,7 +55,7 @@ def gradient_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     """Bytes of the buffer in which one weight's gradients are added up."""
     if not parameter.trainable:
         return 0
-    count, ranks = _elements(parameter), settings.data_parallel
+    count, ranks = _elements(parameter), _holders(parameter, settings)
     shared_out = ranks > 1 and settings.optimizer_shard_level >= 2
     size = GRADIENT_BYTES if settings.float32_state else _element_bytes(parameter)
     return (-(-count // ranks) if shared_out else count) * size
@@ -63,6 +64,11 @@ def gradient_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
 def weight_bytes(parameter: ParameterInfo) -> int:
     """Bytes of one whole weight, or of one rank's share of it; what a stage receives that reads another's weight."""
     return _elements(parameter) * _element_bytes(parameter)
+
+
+def _holders(parameter: ParameterInfo, settings: StaticSettings) -> int:
+    """Data-parallel ranks that hold the same share of a weight."""
+    return max(1, settings.data_parallel // parameter.data_shares)
 
 
 def _elements(parameter: ParameterInfo) -> int:

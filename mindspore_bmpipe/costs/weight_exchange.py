@@ -21,7 +21,7 @@ from enum import Enum
 
 from mindspore_bmpipe.costs.held_weights import weight_behind
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes
-from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, ParameterInfo, read_tensors
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, ParameterInfo, Sharding, read_tensors
 from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
 from mindspore_bmpipe.graph.units import Unit, UnitSplit
 
@@ -73,16 +73,15 @@ def weight_collectives(
         number: the unit.
         settings: ranks that hold the same weights, and what they share out.
     """
-    stage_ranks = settings.data_parallel if graph.sharding is None else graph.sharding.ranks
-    if stage_ranks < 2:
+    sharding = graph.sharding or Sharding(settings.data_parallel, 1)
+    if sharding.ranks < 2:
         return ()
     unit = split.units[number]
     uses = _Uses(graph, unit)
     found: list[WeightCollective] = []
     for name in unit.parameters:
         weight = graph.parameters[name]
-        # Tensor-parallel ranks lie side by side: those with the same part are this far from each other.
-        ranks = tuple(range(0, stage_ranks, weight.shares))
+        ranks = _holders(weight, sharding)
         if not weight.trainable or len(ranks) < 2:
             continue
         level = settings.optimizer_shard_level if _can_be_shared(weight, len(ranks)) else 0
@@ -103,6 +102,20 @@ def weight_collectives(
             volume = uses.gathered_bytes(weight) if primitive == "AllGather" else gradient
             found.append(WeightCollective(moment, primitive, ranks, volume, name))
     return tuple(found)
+
+
+def _holders(weight: ParameterInfo, sharding: Sharding) -> tuple[int, ...]:
+    """Ranks of a stage that hold the same share of a weight as its first rank does.
+
+    Tensor-parallel ranks lie side by side, and groups of them that hold different experts next to each other.
+    """
+    across = sharding.tensor_parallel
+    inner = weight.shares // weight.data_shares
+    return tuple(
+        outer * across + rank
+        for outer in range(0, sharding.ranks // across, weight.data_shares)
+        for rank in range(0, across, max(1, inner))
+    )
 
 
 def _can_be_shared(weight: ParameterInfo, ranks: int) -> bool:

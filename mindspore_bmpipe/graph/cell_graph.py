@@ -99,7 +99,9 @@ class ParameterInfo:
     trainable: bool
     """Whether the step computes its gradient."""
     shares: int = 1
-    """Equal parts that tensor-parallel ranks hold of it, one each; ``type`` is the whole weight."""
+    """Equal parts that ranks of a stage hold of it, one each; ``type`` is the whole weight."""
+    data_shares: int = 1
+    """Of these, parts that data- and context-parallel ranks tell apart, as they do experts; divides :attr:`shares`."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,22 @@ class Sharding:
     """Ranks that share the samples of a micro-batch, at least 1."""
     tensor_parallel: int
     """Ranks that share the operations on each sample, at least 1."""
+    context_parallel: int = 1
+    """Ranks that share the tokens of each sample, at least 1."""
+    expert_parallel: int = 1
+    """Data- and context-parallel ranks among which experts are shared out; divides their number."""
+    all_to_all: bool = False
+    """Whether layouts change by `AlltoAll` where that does (MindSpore's `enable_alltoall`)."""
 
     @property
     def ranks(self) -> int:
         """Ranks of one pipeline stage."""
-        return self.data_parallel * self.tensor_parallel
+        return self.data_parallel * self.context_parallel * self.tensor_parallel
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share more than samples."""
+        return max(self.tensor_parallel, self.context_parallel, self.expert_parallel) > 1
 
 
 @dataclass(frozen=True)

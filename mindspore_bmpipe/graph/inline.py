@@ -53,6 +53,8 @@ class FlatModule:
     inputs: tuple[int, ...]
     weights: frozenset[str]
     """Names of the weights that some kept operation reads."""
+    results: tuple[int, ...] = ()
+    """Tensors that the module returns, in order."""
 
 
 def inline_module(module: Module, cells: Sequence[CellInfo]) -> FlatModule:
@@ -119,7 +121,8 @@ class _Inliner:
 
     def collect(self, result: Any) -> FlatModule:
         """Drop what no result needs: MindSpore removes it too once functions are inlined."""
-        live: set[int] = set(tensor_arguments(result))
+        results = tensor_arguments(result)
+        live: set[int] = set(results)
         kept: list[Operation] = []
         for operation in reversed(self._operations):
             if writes(operation.primitive) or not live.isdisjoint(operation.outputs):
@@ -132,7 +135,7 @@ class _Inliner:
             for index, tensor in enumerate(self._tensors)
         )
         weights = frozenset(tensors[index].parameter or "" for index in live) - {""}
-        return FlatModule(tuple(kept), tensors, tuple(self._inputs), weights)
+        return FlatModule(tuple(kept), tensors, tuple(self._inputs), weights, results)
 
     def _run_function(
         self, function: Function, arguments: Sequence[Any], cell: str, phase: Phase, extra: dict[str, Any] | None = None

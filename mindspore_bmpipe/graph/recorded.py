@@ -11,13 +11,18 @@ import binascii
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import CellGraph, CellInfo, ParameterInfo, Sharding
 from mindspore_bmpipe.graph.inline import FlatModule, build_cell_graph, inline_module
 from mindspore_bmpipe.graph.mindir import Module, TensorType, decode_module, is_fixed, with_metadata
-from mindspore_bmpipe.graph.sharded import sharded_parameters, synchronisation_note, without_synchronisation
+from mindspore_bmpipe.graph.sharded import (
+    gradient_groups,
+    sharded_parameters,
+    synchronisation_note,
+    without_synchronisation,
+)
 from mindspore_bmpipe.graph.symbols import Mismatch, symbolic_module
 
 TRACE_FORMAT = "bmpipe-trace/1"
@@ -68,8 +73,9 @@ def graph_of(recorded: Trace) -> CellGraph:
     parameters = dict(recorded.parameters)
     if recorded.sharding is None:
         return build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, recorded.notes)
+    groups = gradient_groups(flat, parameters)
     flat, synchronised = without_synchronisation(flat)
-    parameters = sharded_parameters(parameters, recorded.module.parameters)
+    parameters = sharded_parameters(parameters, recorded.module.parameters, groups, recorded.sharding)
     notes = (*recorded.notes, *synchronisation_note(flat, synchronised))
     graph = build_cell_graph(recorded.name, flat, recorded.cells, parameters, symbols, notes)
     return replace(graph, sharding=recorded.sharding)
@@ -96,9 +102,7 @@ def traced_file(recorded: Trace) -> bytes:
             [info.name, list(info.type.shape), info.type.dtype, info.trainable] for info in recorded.parameters.values()
         ],
         "notes": list(recorded.notes),
-        "sharding": None
-        if recorded.sharding is None
-        else [recorded.sharding.data_parallel, recorded.sharding.tensor_parallel],
+        "sharding": None if recorded.sharding is None else astuple(recorded.sharding),
         "graphs": [base64.b64encode(zlib.compress(data)).decode() for data in recorded.graphs[1:]],
     }
     return with_metadata(recorded.graphs[0], json.dumps(document))

@@ -45,16 +45,24 @@ class Site:
         Raises:
             InputError: a strategy that does not fit the operands.
         """
+        return self.strategy_of(self.operands)
+
+    def strategy_of(self, shapes: Sequence[Shape]) -> Strategy | None:
+        """Its own strategy, if that cuts tensors of other shapes than the operands'.
+
+        Raises:
+            InputError: as :attr:`strategy`.
+        """
         given = self.operation.attributes.get("in_strategy")
         if given is None:
             return None
         strategy = tuple(_flat(given))
-        if [len(part) for part in strategy] != [len(shape) for shape in self.operands]:
+        if [len(part) for part in strategy] != [len(shape) for shape in shapes]:
             raise InputError(
                 f"{self.where}: its strategy {given} does not fit operands of "
-                f"{', '.join(str(list(shape)) for shape in self.operands)}"
+                f"{', '.join(str(list(shape)) for shape in shapes)}"
             )
-        for part, shape in zip(strategy, self.operands, strict=True):
+        for part, shape in zip(strategy, shapes, strict=True):
             for count, size in zip(part, shape, strict=True):
                 if self.value(size) % count:
                     raise InputError(f"{self.where}: its strategy {given} cuts an axis of {size} into {count} parts")
@@ -116,6 +124,8 @@ class Placement:
     """Whether each of these ranks gets its part of the sum, along the first axis; otherwise all get the whole."""
     averages: bool = False
     """Whether the sum is divided by their number."""
+    compiled: Operation | None = None
+    """The operation with the settings that it has on a rank; ``None`` if they are the network's."""
     table_rows: Split | None = None
     """Ranks that share the rows of a table that is looked up."""
 

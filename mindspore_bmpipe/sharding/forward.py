@@ -8,6 +8,7 @@ sharded forward graph is the sharded backward graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +21,8 @@ from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT, TensorType
 from mindspore_bmpipe.graph.sharded import synchronisation_text
 from mindspore_bmpipe.graph.symbols import evaluate_dimension, symbol
 from mindspore_bmpipe.graph.trace_axes import BATCH
-from mindspore_bmpipe.sharding.base import Shape, Site
-from mindspore_bmpipe.sharding.layout import Layout, Split, local_shape, merged, parts, shares, whole
+from mindspore_bmpipe.sharding.base import Placement, Shape, Site
+from mindspore_bmpipe.sharding.layout import Layout, Split, local_shape, merged, parts, shares, shares_apart, whole
 from mindspore_bmpipe.sharding.placements import RULES
 from mindspore_bmpipe.sharding.redistribute import NeedsNumber, changes
 from mindspore_bmpipe.sharding.tape import Tape
@@ -133,6 +134,7 @@ class _Forward:
         self._weights: dict[str, _Share] = {}
         self._cast: dict[int, int] = {}
         self._uses: list[str] = []
+        self._most_ranks = 0
 
     def run(self) -> CellGraph:
         graph = self._graph
@@ -146,8 +148,13 @@ class _Forward:
         for operation in graph.operations:
             if operation.phase is Phase.FORWARD:
                 self._run(operation)
+        self._require_all_ranks()
+        columns = self._sharding.tensor_parallel
+        held = {name: share.layout for name, share in self._weights.items()}
         parameters = {
-            name: replace(info, shares=shares(self._weights[name].layout) if name in self._weights else 1)
+            name: replace(info, shares=shares(held[name]), data_shares=shares_apart(held[name], columns))
+            if name in held
+            else info
             for name, info in graph.parameters.items()
         }
         return replace(
@@ -200,6 +207,8 @@ class _Forward:
                 "--sharded', which MindSpore compiles, or add a rule to sharding/placements.py"
             )
         placement = rule(site)
+        if _has_strategy(operation):
+            self._most_ranks = max(self._most_ranks, _told_apart(placement))
         local = {
             number: self._local(number, _normal(layout), operation)
             for number, layout in zip(read, placement.operands, strict=True)
@@ -212,7 +221,7 @@ class _Forward:
         if placement.table_rows is not None:
             made: Sequence[int] = (tape.looked_up(operation, local, kinds[0]),)
         else:
-            made = tape.emit(operation, local, kinds)
+            made = tape.emit(placement.compiled or operation, local, kinds)
         for number, tensor, layout in zip(operation.outputs, made, placement.results, strict=True):
             complete = tape.summed(tensor, placement, operation)
             self._shares[number] = _Share(complete, graph.tensors[number].type.shape, _normal(layout))
@@ -234,7 +243,8 @@ class _Forward:
         owner = share.renamed or reader
         moved = share.tensor
         where = f"{owner.primitive} in cell {owner.cell}"
-        for change in changes(share.layout, share.shape, layout, shape, self._value, where):
+        spreads = self._sharding.all_to_all
+        for change in changes(share.layout, share.shape, layout, shape, self._value, where, spreads):
             moved = self._tape.changed(moved, change, owner)
         moved = self._tape.reshaped(moved, local_shape(shape, layout), owner)
         if share.renamed is not None:
@@ -266,19 +276,33 @@ class _Forward:
             tensor = self._cast[output]
         return tensor
 
+    def _require_all_ranks(self) -> None:
+        if 0 < self._most_ranks < self._sharding.ranks:
+            raise InputError(
+                f"the strategies of {self._graph.name} share work among at most {self._most_ranks} ranks, but "
+                f"data_parallel x context_parallel x tensor_parallel are {self._sharding.ranks}; build the network for "
+                "these degrees, or change them"
+            )
+
     def _value(self, size: Any) -> int:
         return size if isinstance(size, int) else evaluate_dimension(size, self._graph.symbols, self._graph.name)
 
     def _synchronisation_note(self) -> tuple[str, ...]:
         """What ranks that hold the same weights add up of their gradients, once for every use of a weight."""
-        count = volume = 0
+        sums = []
         for name in self._uses:
             share = self._weights[name]
-            if self._graph.parameters[name].trainable and shares(share.layout) < self._sharding.ranks:
+            ranks = self._sharding.ranks // shares(share.layout)
+            if self._graph.parameters[name].trainable and ranks > 1:
                 kind = self._tape.kind(share.tensor)
-                count += 1
-                volume += int(sympy.prod(kind.shape)) * BYTES_PER_ELEMENT.get(kind.dtype, 4)
-        return (synchronisation_text(count, volume),) if count else ()
+                sums.append((ranks, int(sympy.prod(kind.shape)) * BYTES_PER_ELEMENT.get(kind.dtype, 4)))
+        return (synchronisation_text(sums),) if sums else ()
+
+
+def _told_apart(placement: Placement) -> int:
+    """Ranks with work of their own."""
+    layouts = (*placement.operands, *placement.results, (placement.sums,))
+    return math.prod(cut.size for cut in {cut for layout in layouts for axis in layout for cut in axis})
 
 
 def _counts(layout: Layout) -> str:

@@ -52,6 +52,12 @@ def shares(layout: Layout) -> int:
     return math.prod(parts(axis) for axis in layout)
 
 
+def shares_apart(layout: Layout, stride: int) -> int:
+    """Parts that ranks hold which are multiples of ``stride`` ranks apart."""
+    ends = ((cut.stride, cut.stride * cut.size) for axis in layout for cut in axis)
+    return math.prod(max(end, stride) // max(start, stride) for start, end in ends)
+
+
 def merged(axis: Iterable[Split]) -> Axis:
     """The same cuts with those that follow each other without a gap made one, so that equal layouts compare equal."""
     found: list[Split] = []
@@ -99,13 +105,19 @@ def local_shape(shape: Sequence[Any], layout: Layout) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def refined(layouts: Sequence[Layout], where: str) -> list[Layout]:
+def refined(layouts: Sequence[Layout], where: str, further: Iterable[int] = ()) -> list[Layout]:
     """The same layouts in cuts so fine that any two of them are equal or have no rank stride in common.
+
+    Args:
+        layouts: layouts of a tensor.
+        where: the operation, for errors.
+        further: strides at which to cut as well.
 
     Raises:
         InputError: cuts that overlap in part, which no device matrix makes.
     """
-    bounds = sorted({bound for layout in layouts for axis in layout for cut in axis for bound in _ends(cut)})
+    ends = {bound for layout in layouts for axis in layout for cut in axis for bound in _ends(cut)}
+    bounds = sorted(ends.union(further))
     return [tuple(tuple(atom for cut in axis for atom in _atoms(cut, bounds, where)) for axis in layout)
             for layout in layouts]  # fmt: skip
 

@@ -7,7 +7,11 @@ axis, and what ranks must add up. Operations without a strategy are shared out a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from mindspore_bmpipe.graph.attention import ATTENTION_LAYOUTS, BAND_MODE, CAUSAL_MODES
+from mindspore_bmpipe.graph.cell_graph import Operation
+from mindspore_bmpipe.graph.mindir import Constant
 from mindspore_bmpipe.sharding.base import Placement, Rule, Shape, Site, Strategy
 from mindspore_bmpipe.sharding.layout import Axis, Layout, Split
 
@@ -79,6 +83,10 @@ def _same_axes(cuts: tuple[Axis, ...], shape: Shape) -> Layout:
 
 def _last_axis(site: Site) -> Iterable[int]:
     return site.axes(site.setting("axis", 1, -1), len(site.operands[0]))
+
+
+def _counted_axis(site: Site) -> Iterable[int]:
+    return site.axes(site.setting("axis", 1, 0), len(site.operands[0]))
 
 
 def _normalised_axes(site: Site) -> Iterable[int]:
@@ -221,6 +229,18 @@ def pick(site: Site) -> Placement:
     return Placement((cuts, cuts), (cuts,))
 
 
+def one_hot(site: Site) -> Placement:
+    """A last axis of classes more; the strategy cuts the result."""
+    indices, *values = site.operands
+    strategy = site.strategy_of((site.results[0], *values))
+    parts = site.batch_parts(indices[0]) if strategy is None else 0
+    first = strategy[0] if strategy else (parts, *(1,) * len(indices))
+    if int(site.setting("axis", 4, -1)) % len(first) != len(indices):
+        raise site.refused("an axis of classes that is not the last")
+    cuts = site.matrix(first)
+    return Placement((cuts[:-1], *((),) * len(values)), (cuts,))
+
+
 def added_axis(site: Site) -> Placement:
     """An axis of one element more."""
     (strategy,) = site.strategy or _first_axis_of_first(site)
@@ -230,28 +250,44 @@ def added_axis(site: Site) -> Placement:
 
 
 def attention(site: Site) -> Placement:
-    """The fused kernel: samples and heads are cut, sequences are whole."""
+    """The fused kernel: samples, heads and the tokens of queries are cut; every rank sees all keys and values."""
     strategy = site.strategy
     if strategy is None:
         raise site.refused("attention without a strategy")
     names = _attention_layout(site)
     cuts = site.matrix(strategy[0])
-    if strategy[0][names.index("S")] > 1 or any(part != strategy[0] for part in strategy[1:3]):
-        raise site.refused(f"strategy {strategy}, which cuts sequences (context parallel) or key/value heads apart,")
-    if any(count > 1 for part in strategy[3:] for count in part):
-        raise site.refused(f"strategy {strategy}")
-    heads = cuts[names.index("N") if "N" in names else names.index("H")]
-    samples = cuts[names.index("B")]
-    operands = (cuts, cuts, cuts, *(((),) * len(part) for part in strategy[3:]))
-    *rows, result = site.results
-    by_head = tuple((samples, heads, *((),) * (len(shape) - 2)) if len(shape) == 4 else ((),) * len(shape)
-                    for shape in rows)  # fmt: skip
-    return Placement(operands, (*by_head, cuts if len(result) == len(cuts) else ((),) * len(result)))
+    tokens = names.index("S")
+    whole_keys = tuple(1 if axis == tokens else count for axis, count in enumerate(strategy[0]))
+    if any(part != whole_keys for part in strategy[1:3]):
+        raise site.refused(f"strategy {strategy}, which cuts keys by tokens or apart from queries,")
+    samples, heads, queries = cuts[names.index("B")], cuts[names.index("N" if "N" in names else "H")], cuts[tokens]
+    keys = tuple(() if axis == tokens else cut for axis, cut in enumerate(cuts))
+    by_axis = {4: (samples, heads, queries, ()), 2: (queries, ())}
+    masks = []
+    for part in strategy[3:]:
+        full = by_axis.get(len(part), ((),) * len(part))
+        masks.append(tuple(cut if count > 1 else () for cut, count in zip(full, part, strict=True)))
+        if any(count > 1 and not cut for cut, count in zip(full, part, strict=True)):
+            raise site.refused(f"strategy {strategy}")
+    *statistics, result = site.results
+    found = tuple(by_axis[4] if len(shape) == 4 else ((),) * len(shape) for shape in statistics)
+    made = cuts if len(result) == len(cuts) else ((),) * len(result)
+    return Placement((cuts, keys, keys, *masks), (*found, made), compiled=_with_band(site) if queries else None)
+
+
+def _with_band(site: Site) -> Operation | None:
+    """Masks that the kernel makes itself become bands, at another place on every rank."""
+    operation, mode = site.operation, site.setting("sparse_mode", len(site.operation.arguments) - 1, 0)
+    if mode not in CAUSAL_MODES:
+        return None
+    if "sparse_mode" in operation.attributes:
+        return replace(operation, attributes={**operation.attributes, "sparse_mode": BAND_MODE})
+    return replace(operation, arguments=(*operation.arguments[:-1], Constant(BAND_MODE)))
 
 
 def _attention_layout(site: Site) -> str:
     given = site.setting("input_layout", len(site.operation.arguments) - 2, "BNSD")
-    name = ("BSH", "BNSD", "SBH", "BSND")[given] if isinstance(given, int) and given < 4 else str(given)
+    name = ATTENTION_LAYOUTS[given] if given in range(len(ATTENTION_LAYOUTS)) else str(given)
     if not set("BS") <= set(name):
         raise site.refused(f"layout {name}")
     return name
@@ -274,12 +310,15 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("LayerNorm", "RmsNorm"), _whole_along(_normalised_axes)),
     "BiasAdd": bias,
     "Concat": side_by_side,
+    "CumSum": _whole_along(_counted_axis),
     "ExpandDims": added_axis,
     "FlashAttentionScore": attention,
     "Gather": lookup,
     "GatherD": pick,
+    "OneHot": one_hot,
     "Split": _whole_along(lambda site: site.axes(site.setting("axis", 1, 0), len(site.operands[0]))),
     "Tile": tile,
+    "TopK": _whole_along(lambda site: (len(site.operands[0]) - 1,)),
     "Transpose": transpose,
 }
 """Rules by primitive."""

@@ -1,11 +1,12 @@
 """What MindSpore does between two layouts of one tensor: collectives and slices, in its order.
 
-The order is that of its `RedistributionOperatorInfer` without `AlltoAll`, its default. `tools/verified_sharding.py`
-compares the result with graphs that MindSpore compiles.
+The order is that of its `RedistributionOperatorInfer`. `tools/verified_sharding.py` compares the result with graphs
+that MindSpore compiles.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ class Step:
     """Axis of the change's working shape."""
     cut: Split
     """Ranks that exchange, or take their parts."""
+    onto: int | None = None
+    """Axis along which each rank sends every other its part at the same time (`AlltoAll`); ``None`` if it sends all it
+    holds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,13 @@ class NeedsNumber(Exception):
 
 
 def changes(
-    before: Layout, shape: Sequence[Any], after: Layout, target: Sequence[Any], value: Value, where: str
+    before: Layout,
+    shape: Sequence[Any],
+    after: Layout,
+    target: Sequence[Any],
+    value: Value,
+    where: str,
+    all_to_all: bool = False,
 ) -> list[Change]:
     """Changes that make a tensor of one shape and layout into one of another shape and layout.
 
@@ -62,6 +72,8 @@ def changes(
         target: wanted shape, with as many elements.
         value: number of a dimension in the traced inputs.
         where: the operation that needs the change, for errors.
+        all_to_all: whether cuts pass from one axis to another by `AlltoAll` (MindSpore's `enable_alltoall`); otherwise
+            by gathering the one and cutting the other.
 
     Returns:
         Nothing if no rank needs anything of another or drops anything; otherwise one change. Two, by way of the whole
@@ -71,27 +83,33 @@ def changes(
         NeedsNumber: it depends on the value of a symbol.
         InputError: layouts that cannot follow each other.
     """
-    one, two = refined((before, after), where)
     space = _common_shape(shape, target, value)
-    if space is not None:
+    bounds: frozenset[int] = frozenset()
+    while space is not None:
+        one, two = refined((before, after), where, bounds)
         first, second = (
             _placed(layout, space.shape, places, value)
             for layout, places in ((one, space.of_first), (two, space.of_second))
         )
-        if first is not None and second is not None:
-            if first == second:
-                return []
-            expanded = _expanded(space.shape, first, second, value)
-            if expanded is not None:
-                wide, old, new = expanded
-                return [Change(wide, old, _steps(old, new))]
+        if first is None or second is None:
+            break
+        if first == second:
+            return []
+        expanded = _expanded(space.shape, first, second, value)
+        if expanded is not None:
+            wide, old, new = expanded
+            return [Change(wide, old, _steps(old, new, all_to_all))]
+        finer = bounds | _finer(first, second)
+        if finer == bounds:
+            break
+        bounds = finer
     found = []
     for layout, size, gathers in ((before, shape, True), (after, target, False)):
         wide_layout = _expanded(size, layout if gathers else whole(len(size)), whole(len(size)) if gathers else layout,
                                 value)  # fmt: skip
         assert wide_layout is not None
         wide, old, new = wide_layout
-        steps = _steps(old, new)
+        steps = _steps(old, new, all_to_all)
         if steps:
             found.append(Change(wide, old, steps))
     return found
@@ -162,6 +180,17 @@ def _placed(layout: Layout, shape: Sequence[Any], places: Sequence[Sequence[int]
     return tuple(tuple(cuts) for cuts in found)
 
 
+def _finer(first: Layout, second: Layout) -> frozenset[int]:
+    """Where to cut further, so that the cuts of each axis have the same numbers in turn."""
+    found: set[int] = set()
+    for pair in zip(first, second, strict=True):
+        for cuts in zip(*pair, strict=False):
+            common = math.gcd(*(cut.size for cut in cuts))
+            if common > 1:
+                found.update(cut.stride * cut.size // common for cut in cuts if cut.size > common)
+    return frozenset(found)
+
+
 def _expanded(
     shape: Sequence[Any], before: Layout, after: Layout, value: Value
 ) -> tuple[tuple[Any, ...], Layout, Layout] | None:
@@ -187,36 +216,61 @@ def _expanded(
     return tuple(wide), tuple(old), tuple(new)
 
 
-def _steps(before: Layout, after: Layout) -> tuple[Step, ...]:
-    """Cut what no axis holds, gather what no axis wants, then gather what another axis wants, and so on.
+def _steps(before: Layout, after: Layout, all_to_all: bool) -> tuple[Step, ...]:
+    """Gather what differs, last axes first, then cut, first axes first; or exchange what passes between axes."""
+    exchanged = _exchanges(before, after) if all_to_all else ()
+    if any(step.onto is not None for step in exchanged):
+        return exchanged
+    differ = [axis for axis, cuts in enumerate(before) if cuts != after[axis]]
+    gathers = [Step(True, axis, cut) for axis in reversed(differ) for cut in before[axis]]
+    return (*gathers, *(Step(False, axis, cut) for axis in differ for cut in after[axis]))
 
-    First axes come first.
+
+def _exchanges(before: Layout, after: Layout) -> tuple[Step, ...]:
+    """Cut what no axis holds, pass cuts from axis to axis, then gather what no axis wants.
+
+    Axes come in the order that compiled graphs show: the first two, then from the last one back. Where all wait for
+    each other, the first is gathered.
     """
     steps: list[Step] = []
     wanted = [cuts[0] if cuts else None for cuts in after]
-    holds = {axis: before[axis][0] if before[axis] else None for axis in range(len(before))}
+    order = (*range(len(before))[:2], *reversed(range(2, len(before))))
+    left = {axis: before[axis][0] if before[axis] else None for axis in order}
 
-    def is_left(axis: int) -> bool:
-        return holds[axis] != wanted[axis]
-
-    def gather(axis: int) -> None:
-        cut = holds[axis]
-        assert cut is not None
-        steps.append(Step(True, axis, cut))
-        holds[axis] = None
-
-    while any(map(is_left, holds)):
-        count = len(steps)
-        for axis in filter(is_left, holds):
+    def cut_free() -> None:
+        for axis, held in list(left.items()):
             cut = wanted[axis]
-            if holds[axis] is None and cut is not None and cut not in holds.values():
+            if held is None and cut is not None and cut not in left.values():
                 steps.append(Step(False, axis, cut))
-                holds[axis] = cut
-        for axis in filter(is_left, holds):
-            if holds[axis] is not None and holds[axis] not in wanted:
-                gather(axis)
+                left[axis] = cut
+
+    def pass_on() -> None:
+        for axis in order:
+            cut = wanted[axis]
+            if left[axis] is None and cut is not None and cut in left.values():
+                holder = next(other for other, held in left.items() if held == cut)
+                steps.append(Step(True, holder, cut, onto=axis))
+                left[holder], left[axis] = None, cut
+
+    def gather_unwanted() -> None:
+        for axis, cut in left.items():
+            if cut is not None and cut not in wanted:
+                steps.append(Step(True, axis, cut))
+                left[axis] = None
+
+    def repeat(*moves: Callable[[], None]) -> None:
+        count = -1
+        while len(steps) > count:
+            count = len(steps)
+            for move in moves:
+                move()
+
+    while any(left[axis] != wanted[axis] for axis in left):
+        count = len(steps)
+        repeat(cut_free, lambda: repeat(pass_on))
+        gather_unwanted()
         if len(steps) == count:
-            left = [axis for axis in filter(is_left, holds) if holds[axis] is not None]
-            asked = [wanted[axis] for axis in filter(is_left, holds) if holds[axis] is None]
-            gather(next((axis for axis in left if holds[axis] in asked), left[0]))
+            axis, cut = next((axis, cut) for axis, cut in left.items() if cut is not None and cut != wanted[axis])
+            steps.append(Step(True, axis, cut))
+            left[axis] = None
     return tuple(steps)

@@ -63,10 +63,14 @@ class Tape:
         tensor = self.reshaped(tensor, local_shape(change.shape, change.before), owner)
         for step in change.steps:
             held[step.axis] = () if step.gathers else (step.cut,)
+            if step.onto is not None:
+                held[step.onto] = (step.cut,)
             kind = self.kind(tensor)
             result = TensorType(local_shape(change.shape, tuple(held)), kind.dtype)
             if not step.gathers:
                 tensor = self._add("StridedSlice", owner, (TensorRef(tensor),), result)
+            elif step.onto is not None:
+                tensor = self._collective("AlltoAll", owner, tensor, result, step.cut)
             elif all(length == 1 for length in kind.shape[: step.axis]):
                 tensor = self._collective("AllGather", owner, tensor, result, step.cut)
             else:

@@ -19,7 +19,6 @@ import mindspore
 
 from mindspore_bmpipe.apply.cells import apply
 from mindspore_bmpipe.errors import BmpipeError
-from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.plan import load_plan
 from mindspore_bmpipe.sources import build_factory
 from mindspore_bmpipe.verify import compile_private
@@ -54,6 +53,8 @@ def _answer(wanted: Compile, folder: Path) -> Answer:
 
 def _compiled(wanted: Compile) -> bytes:
     settings: dict[str, Any] = {"dataset_strategy": "full_batch", "pipeline_stages": wanted.stages}
+    if wanted.all_to_all or (wanted.sharding is not None and wanted.sharding.all_to_all):
+        settings["enable_alltoall"] = True
     scheduler = SCHEDULERS[wanted.schedule]
     os.environ.update(scheduler.environment)
     if wanted.stages > 1:
@@ -68,7 +69,7 @@ def _compiled(wanted: Compile) -> bytes:
             network, inputs = build_factory(wanted.source, wanted.settings)
             compile_private.start()
             if wanted.sharding is not None:
-                return recorded_file(network, inputs, Sharding(*wanted.sharding), wanted.varies)
+                return recorded_file(network, inputs, wanted.sharding, wanted.varies)
             if wanted.plan is not None:
                 apply(network, load_plan(wanted.plan))
             cells = dict(network.cells_and_names())

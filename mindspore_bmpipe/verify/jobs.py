@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mindspore_bmpipe.graph.cell_graph import Sharding
+
 
 @dataclass(frozen=True)
 class Scheduler:
@@ -58,9 +60,11 @@ class Compile:
     """Cell path -> stage and segment, where there is no plan."""
     batch_factor: int = 1
     """How many times the factory's batch a micro-batch is, so that ranks added to fill a cluster get one each."""
-    sharding: tuple[int, int] | None = None
-    """Data-parallel and tensor-parallel ranks of one stage, to record the joint graph of one of them at several sizes;
-    `None` to compile the training step."""
+    sharding: Sharding | None = None
+    """Ranks of one stage, to record the joint graph of one of them at several sizes; `None` to compile the training
+    step."""
+    all_to_all: bool = False
+    """Whether a training step is compiled with MindSpore's `enable_alltoall`."""
     optimizer_shard_level: int = 0
     """Level of `parallel_optimizer` for the training step, 1 to 3; 0 for none."""
     varies: bool = True
@@ -107,7 +111,7 @@ def read_compiles(path: Path) -> tuple[Compile, ...]:
             **{
                 **document,
                 "cells": {name: tuple(place) for name, place in document["cells"].items()},
-                "sharding": document["sharding"] and tuple(document["sharding"]),
+                "sharding": document["sharding"] and Sharding(**document["sharding"]),
             }
         )
         for document in documents

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspore_bmpipe.config import Config
+from mindspore_bmpipe.costs.logical import DEGREES, sharding_of
 from mindspore_bmpipe.costs.network import network_costs
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import Sharding
@@ -117,7 +119,7 @@ def verify(
     cluster = _cluster(plan, chosen, ranks)
     toolkit = stand_in()
     sharding = _sharding(plan)
-    if sharding.tensor_parallel > 1:
+    if sharding.is_shared:
         # Traced as one rank, so that what its ranks share and exchange can be recognised.
         settings = with_degrees(source, settings or {}, sharding)
         costs = network_costs(graph_of(record_sharded(source, settings, sharding)[0]))
@@ -131,7 +133,7 @@ def verify(
     expected = expect(costs, plan)
     # Ranks that only fill up the cluster get samples of their own; those the user counted share what the network says.
     # Where strategies say what is shared, added ranks repeat what others do.
-    fills = ranks is None and sharding.tensor_parallel == 1
+    fills = ranks is None and not sharding.is_shared
     filling = cluster // (count * sharding.ranks) if fills else 1
     jobs = [_rank(plan, plan_path, source, settings or {}, stage, cluster, filling) for stage in chosen]
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
@@ -167,7 +169,7 @@ def compare(expected: Expected, stages: Sequence[int], ranks: int, answers: Mapp
 
 
 def _sharding(plan: Plan) -> Sharding:
-    return Sharding(*(int(plan.settings.get(key) or 1) for key in ("data_parallel", "tensor_parallel")))
+    return sharding_of(Config(**{key: plan.settings.get(key) for key in DEGREES}))
 
 
 def _cluster(plan: Plan, stages: Sequence[int], ranks: int | None) -> int:
@@ -201,6 +203,7 @@ def _rank(
         micro_batches=int(plan.settings["micro_batches"]),
         plan=str(Path(plan_path).resolve()),
         batch_factor=filling,
+        all_to_all=_sharding(plan).all_to_all,
     )
     return Rank(stage * (ranks // count), ranks, (wanted,))
 

@@ -10,8 +10,8 @@ from typing import Any
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.mindir import load_module
-from mindspore_bmpipe.graph.recorded import Trace, recorded_trace
-from mindspore_bmpipe.graph.sharded import sharded_parameters
+from mindspore_bmpipe.graph.recorded import Trace, graph_of, recorded_trace
+from mindspore_bmpipe.graph.sharded import require_degrees, require_experts
 from mindspore_bmpipe.sources import with_degrees
 from mindspore_bmpipe.verify.children import Rank, compile_ranks
 from mindspore_bmpipe.verify.jobs import Compile, cluster_size
@@ -30,8 +30,8 @@ def record_sharded(
     """Compile a factory's network as one rank of a single stage and record its joint graph.
 
     Args:
-        source: `pkg.module:factory`. Settings named `data_parallel` and `tensor_parallel` are passed on if the
-            factory takes them; its inputs are those of one micro-batch for all data-parallel ranks together.
+        source: `pkg.module:factory`. Parallel degrees are passed on under their names (`tensor_parallel` and so on) if
+            the factory takes them; its inputs are those of one micro-batch for all data-parallel ranks together.
         settings: settings for the factory.
         sharding: ranks that share the network.
         time_limit_s: seconds that compiling may take; no limit by default.
@@ -45,15 +45,16 @@ def record_sharded(
             that does not compile, or one whose weights no rank shares.
         TimeLimitError: the time limit ended first.
     """
+    require_degrees(sharding)
     if cluster_size(1, sharding.ranks) != sharding.ranks:
         raise InputError(
-            f"--data-parallel {sharding.data_parallel} --tensor-parallel {sharding.tensor_parallel}: "
-            f"{sharding.ranks} ranks; MindSpore takes 1, 2, 4 or a multiple of 8"
+            f"--data-parallel {sharding.data_parallel} --context-parallel {sharding.context_parallel} "
+            f"--tensor-parallel {sharding.tensor_parallel}: {sharding.ranks} ranks; MindSpore takes 1, 2, 4 or a "
+            "multiple of 8"
         )
     given = with_degrees(source, settings, sharding)
     wanted = Compile(
-        name=_NAME, source=source, settings=given, sharding=(sharding.data_parallel, sharding.tensor_parallel),
-        varies=varies,
+        name=_NAME, source=source, settings=given, sharding=sharding, varies=varies,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
         answers = compile_ranks([Rank(0, sharding.ranks, (wanted,))], stand_in(), Path(folder), time_limit_s)
@@ -67,7 +68,8 @@ def record_sharded(
 
 
 def _require_shares(source: str, recorded: Trace, sharding: Sharding) -> None:
-    parameters = sharded_parameters(recorded.parameters, recorded.module.parameters)
+    parameters = graph_of(recorded).parameters
+    require_experts(source, parameters, sharding)
     if sharding.tensor_parallel > 1 and all(info.shares == 1 for info in parameters.values()):
         raise InputError(
             f"{source}: no weight is shared by the {sharding.tensor_parallel} tensor-parallel ranks, so each would "

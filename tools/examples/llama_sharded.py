@@ -42,27 +42,28 @@ def factory(
     for block in network.blocks:
         attention, feed_forward = block.attention, block.feed_forward
         for norm in (block.attention_norm, block.feed_forward_norm):
-            _shard_norm(norm, between)
+            shard_norm(norm, between)
         for dense in (attention.q_proj, attention.k_proj, attention.v_proj, feed_forward.gate, feed_forward.up):
             dense.matmul.shard(((rows, 1), (columns, 1)))
         for dense in (attention.o_proj, feed_forward.down):
             shard_row_product(dense.matmul, rows, columns, sequence_parallel)
         for split in (attention.split_query, attention.split_key, attention.split_value):
-            _shard_split(split, rows, columns)
-        _shard_attention(attention, rows, columns)
+            shard_split(split, rows, columns)
+        shard_attention(attention, rows, columns)
         feed_forward.activation = Activation(SiLU(), ((rows, 1, columns),))
         feed_forward.multiply.shard(((rows, 1, columns), (rows, 1, columns)))
         for add in (block.add_attention, block.add_feed_forward):
             add.shard((between, between))
-    _shard_norm(network.norm, between)
+    shard_norm(network.norm, between)
     # A table that is the head as well is cut by rows, so that its ranks look up the same tokens.
     tokens = 1 if network.tied else between[1]
     network.embedding.gather.shard(((columns if network.tied else 1, 1), (rows, tokens)))
-    _shard_head(network.head, rows, columns)
+    shard_head(network.head, rows, columns)
     return network, inputs
 
 
-def _shard_norm(norm: llama.RMSNorm, states: tuple[int, int, int]) -> None:
+def shard_norm(norm: llama.RMSNorm, states: tuple[int, int, int]) -> None:
+    """Cut the states of a norm into so many parts along each axis."""
     for unary in (norm.square, norm.mean, norm.cast):
         unary.shard((states,))
     norm.rsqrt.shard((states,))
@@ -71,11 +72,13 @@ def _shard_norm(norm: llama.RMSNorm, states: tuple[int, int, int]) -> None:
     norm.scale.shard((states, (1,)))
 
 
-def _shard_split(split: SplitHeads, rows: int, columns: int) -> None:
+def shard_split(split: SplitHeads, rows: int, columns: int) -> None:
+    """Share samples among `rows` and heads among `columns` ranks."""
     split.transpose.shard(((rows, 1, columns, 1),))
 
 
-def _shard_attention(attention: llama.Attention, rows: int, columns: int) -> None:
+def shard_attention(attention: llama.Attention, rows: int, columns: int) -> None:
+    """Share samples and heads of what lies between the projections, as :func:`shard_split`."""
     heads = (rows, columns, 1, 1)
     for rotary in (attention.rotary_query, attention.rotary_key):
         rotary.angle.shard(((1, 1), (1, 1)))
@@ -102,5 +105,6 @@ def _shard_attention(attention: llama.Attention, rows: int, columns: int) -> Non
     attention.merge.transpose.shard((heads,))
 
 
-def _shard_head(head: LanguageModelHead, rows: int, columns: int) -> None:
+def shard_head(head: LanguageModelHead, rows: int, columns: int) -> None:
+    """Share tokens among `rows` and the vocabulary among `columns` ranks."""
     head.matmul.shard(((rows, 1), (columns, 1)))

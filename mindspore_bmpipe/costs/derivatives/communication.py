@@ -9,6 +9,7 @@ from mindspore_bmpipe.costs.derivatives.base import Contribution, Rule, Site
 _BACK = {
     "AllGather": "ReduceScatter",
     "AllReduce": "AllReduce",
+    "AlltoAll": "AlltoAll",
     "ReduceScatter": "AllGather",
 }
 """Collective -> its gradient."""

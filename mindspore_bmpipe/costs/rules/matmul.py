@@ -15,14 +15,11 @@ from mindspore_bmpipe.costs.rules.base import (
     moved,
 )
 from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.attention import ATTENTION_LAYOUTS, BAND_MODE, CAUSAL_MODES
 from mindspore_bmpipe.graph.mindir import TensorType
 
 FLASH_BACKWARD_FACTOR = 2.5
 """Backward of fused attention does five matrix products where forward does two (arXiv 2205.14135, appendix B)."""
-ATTENTION_LAYOUTS = ("BSH", "BNSD", "SBH", "BSND")
-"""Layouts of the fused kernel by the number that graphs hold."""
-CAUSAL_MODES = frozenset({2, 3})
-"""`sparse_mode` values of the fused kernel whose mask leaves one half of the scores to compute."""
 
 
 def matrix_product(view: OperationView) -> Work:
@@ -91,10 +88,15 @@ def flash_attention_gradient(view: OperationView) -> Work:
 
 
 def _attention_flops(view: OperationView) -> Any:
+    """Of ranks that share the queries of a causal mask, all wait for the one with the last tokens."""
     query, key = view.inputs[0], view.inputs[1]
-    keys = key.shape[_sequence_axis(view)]
+    axis = _sequence_axis(view)
+    queries, keys = query.shape[axis], key.shape[axis]
     products = 2 * FLOPS_PER_MULTIPLY_ADD * elements(query) * keys
-    return products / 2 if _setting(view, "sparse_mode", -1) in CAUSAL_MODES else products
+    mode = _setting(view, "sparse_mode", -1)
+    if mode == BAND_MODE and queries != keys:
+        return products - FLOPS_PER_MULTIPLY_ADD * elements(query) * queries
+    return products / 2 if mode in CAUSAL_MODES else products
 
 
 def _sequence_axis(view: OperationView) -> int:
