@@ -160,7 +160,7 @@ def synchronisation_text(sums: Sequence[tuple[int, int]]) -> str:
         volumes = [volume for others, volume in sums if others == ranks]
         among.append(f"{len(volumes)} among {ranks} ranks of {sum(volumes)} bytes")
     return (
-        f"{len(sums)} sums of weight gradients over ranks ({sum(volume for _, volume in sums)} bytes: {', '.join(among)}) "
-        "are taken out of the graph of one micro-batch: they are counted as a pipeline runs them, by default once a "
-        "step, after the last micro-batch"
+        f"{len(sums)} sums of weight gradients over ranks ({sum(volume for _, volume in sums)} bytes) are taken out of "
+        f"the graph of one micro-batch ({', '.join(among)}): they are counted as a pipeline runs them, by default once "
+        "a step, after the last micro-batch"
     )
