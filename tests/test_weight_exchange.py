@@ -16,8 +16,9 @@ from mindspore_bmpipe.costs.hardware import load_hardware
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost, evaluate_costs, network_costs
 from mindspore_bmpipe.costs.static_memory import StaticSettings
 from mindspore_bmpipe.costs.unit_times import Exchange, UnitTimes
-from mindspore_bmpipe.costs.weight_exchange import Moment
+from mindspore_bmpipe.costs.weight_exchange import Moment, weight_collectives
 from mindspore_bmpipe.errors import InputError
+from mindspore_bmpipe.graph.cell_graph import Sharding
 from mindspore_bmpipe.graph.trace import trace
 from mindspore_bmpipe.plan import Plan, load_plan
 from mindspore_bmpipe.planning import make_plan
@@ -60,6 +61,23 @@ def test_unshared_weights_are_summed_once_a_step(costs: NetworkCosts) -> None:
     assert (alone.gather_ms, alone.reduce_ms, alone.weight_collectives) == (0, 0, ())
     assert (shared.forward_ms, shared.backward_ms, shared.gather_ms) == (alone.forward_ms, alone.backward_ms, 0)
     assert shared.reduce_ms == pytest.approx(2 * BOTH_WAYS)
+
+
+@pytest.mark.parametrize(
+    ("shares", "data_shares", "ranks"),
+    [(1, 1, (0, 1, 2, 3, 4, 5, 6, 7)), (2, 1, (0, 2, 4, 6)), (2, 2, (0, 1, 2, 3)), (4, 2, (0, 2)), (8, 4, ())],
+)
+def test_ranks_with_the_same_share_sum_its_gradient(
+    costs: NetworkCosts, shares: int, data_shares: int, ranks: tuple[int, ...]
+) -> None:
+    """Eight ranks in pairs of tensor parallelism; experts are told apart by the slowest-changing axis."""
+    weights = {
+        name: replace(weight, shares=shares, data_shares=data_shares) for name, weight in costs.graph.parameters.items()
+    }
+    graph = replace(costs.graph, parameters=weights, sharding=Sharding(4, 2))
+    number = next(number for number, unit in enumerate(costs.split.units) if unit.name == "layers.1")
+    found = weight_collectives(graph, costs.split, number, StaticSettings(4))
+    assert {collective.ranks for collective in found} == ({ranks} if ranks else set())
 
 
 def test_level_1_gathers_before_and_sums_after_the_pipeline(costs: NetworkCosts) -> None:

@@ -107,13 +107,13 @@ def weight_collectives(
 def _holders(weight: ParameterInfo, sharding: Sharding) -> tuple[int, ...]:
     """Ranks of a stage that hold the same share of a weight as its first rank does.
 
-    Tensor-parallel ranks lie side by side, and groups of them that hold different experts next to each other.
+    Tensor-parallel ranks lie side by side, and so do groups of them that hold the same experts.
     """
     across = sharding.tensor_parallel
     inner = weight.shares // weight.data_shares
     return tuple(
         outer * across + rank
-        for outer in range(0, sharding.ranks // across, weight.data_shares)
+        for outer in range(sharding.ranks // across // weight.data_shares)
         for rank in range(0, across, max(1, inner))
     )
 
