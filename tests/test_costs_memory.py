@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mindspore.nn.utils import no_init_parameters
 
+from mindspore_bmpipe.config import parse_config
 from mindspore_bmpipe.costs.hardware import load_hardware
 from mindspore_bmpipe.costs.network import NetworkCosts, network_costs, unit_static_bytes
 from mindspore_bmpipe.costs.options import Measure, NamedOption, combinations, measure_of, named_options
@@ -19,6 +20,8 @@ from mindspore_bmpipe.costs.unit_model import UnitModel, indices_of
 from mindspore_bmpipe.graph.cell_graph import ParameterInfo
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.trace import trace
+from mindspore_bmpipe.sources import load_costs
+from mindspore_bmpipe.subjects import settle
 from tests.graph_networks import FACTORIES, build, costs_of, stack
 from tools.examples import gpt
 
@@ -343,3 +346,11 @@ def test_polynomials_survive_the_way_through_coefficients() -> None:
     vector = basis.matrix(rows)[0]
     assert (basis.expression(vector) - expression).simplify() == 0
     assert vector @ basis.values({"b": 2, "s": 4}) == 3 * 2 * 16 + 4 + 7
+
+
+def test_a_mask_that_all_layers_share_counts_once() -> None:
+    """`select` adds the mask to the scores again, so it stays: 128 x 128 floats, for any number of layers."""
+    settings = {"layers": 2, "hidden": 64, "heads": 2, "ffn": 128, "vocab": 64, "sequence": 128, "batch": 4}
+    config = parse_config({"stages": 2, "micro_batches": 4, "hardware": "ascend910b", "memory_limit": "60GB"})
+    evaluated = settle(load_costs("tools.examples.gpt:factory", settings), config).evaluated
+    assert evaluated.shared_saved_bytes == 128 * 128 * 4

@@ -186,7 +186,7 @@ def evaluate_costs(
         if id(model) not in numbers_of:
             recompute = RecomputeModel(model)
             numbers_of[id(model)] = _evaluate_model(model, recompute, hardware, sizes, most_options)
-            shared_bytes = max(shared_bytes, _shared_bytes(model, recompute, sizes))
+            shared_bytes = max(shared_bytes, numbers_of[id(model)].shared_bytes)
         numbers = numbers_of[id(model)]
         fixed, update = unit_static_bytes(costs, number, static)
         collectives = weight_collectives(costs.graph, costs.split, number, static)
@@ -241,6 +241,8 @@ class _ModelNumbers:
     weight_gradient_ms: float
     options: tuple[_ModelOption, ...]
     recipes: Recipes
+    shared_bytes: int
+    """What this kind of unit shares with others and keeps with one of its options."""
 
 
 @dataclass(frozen=True)
@@ -258,10 +260,8 @@ def _evaluate_model(
     values = model.basis.values(sizes)
     times = model.operation_ms(hardware, sizes)
     recipes = recipes_of(recompute, model)
-    options = tuple(
-        _numbers(named, recompute, values, times, model.is_collective)
-        for named in named_options(recompute, recipes, times, values, model, most)
-    )
+    named = named_options(recompute, recipes, times, values, model, most)
+    options = tuple(_numbers(entry, recompute, values, times, model.is_collective) for entry in named)
     exchanged = model.is_collective
     forward = np.arange(len(times)) < model.forward_count
     unit_times = UnitTimes(
@@ -272,7 +272,11 @@ def _evaluate_model(
         weights=Exchange(),
         overlap=(),
     )
-    return _ModelNumbers(unit_times, float(times[list(model.weight_gradients)].sum()), options, recipes)
+    kept = 0
+    for entry in named:
+        kept |= recompute.kept(entry.option.places)[0]
+    shared = _whole_bytes(float(model.bytes_of(kept & model.shared) @ values))
+    return _ModelNumbers(unit_times, float(times[list(model.weight_gradients)].sum()), options, recipes, shared)
 
 
 def _numbers(
@@ -336,12 +340,6 @@ def _recipe_notes(found: Sequence[UnitCost], numbers: Mapping[int, _ModelNumbers
             f"mindspore.export): {listed}"
         )
     return notes
-
-
-def _shared_bytes(model: UnitModel, recompute: RecomputeModel, sizes: Mapping[str, int]) -> int:
-    """Bytes of the tensors that this kind of unit shares with others and keeps with or without recomputation."""
-    kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
-    return _whole_bytes(float(model.bytes_of(kept & model.shared) @ model.basis.values(sizes)))
 
 
 def _whole_bytes(value: float) -> int:

@@ -62,11 +62,11 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
         recompute = RecomputeModel(model)
         values = model.basis.values(sizes)
         kept = recompute.kept(())[0] | recompute.kept(recompute.whole())[0]
-        shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
         if planned.stage == stage:
             places = relative_places(
                 planned.recompute_cells, planned.recompute_primitives, planned.recompute_communication, unit.cells
             )
+            kept |= recompute.kept(places)[0]
             option = recompute.option(places)
             chunks[planned.chunk].append(
                 _UnitMemory(
@@ -77,6 +77,7 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
                 )
             )
             weights.update((name, costs.split.owner(name, number)) for name in unit.parameters)
+        shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
     schedule = make_schedule(
         str(plan.settings["schedule"]), len(plan.stages), len(chunks), int(plan.settings["micro_batches"])
     )
