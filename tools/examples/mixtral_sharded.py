@@ -28,6 +28,7 @@ from tools.examples.common import (
 )
 from tools.examples.llama import ROTARY_BASE, Attention, Block, RMSNorm, check_attention
 from tools.examples.llama_sharded import shard_attention, shard_head, shard_norm, shard_split
+from tools.examples.moe import ExpertWeights
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -66,20 +67,14 @@ class Router(nn.Cell):
         return chosen, self.divide(picked, self.total(picked, -1))
 
 
-class Experts(nn.Cell):
-    """SwiGLU of all experts over equally many places each."""
+class Experts(ExpertWeights):
+    """SwiGLU of all experts over equally many places each, every product with a strategy of its own."""
 
     def __init__(self, hidden: int, ffn: int, experts: int, dtype: Any) -> None:
-        super().__init__()
-        values = Normal(INITIAL_DEVIATION)
-        self.gate = Parameter(initializer(values, (experts, hidden, ffn), dtype), name="gate")
-        self.up = Parameter(initializer(values, (experts, hidden, ffn), dtype), name="up")
-        self.down = Parameter(initializer(values, (experts, ffn, hidden), dtype), name="down")
+        super().__init__(hidden, ffn, experts, dtype)
         self.product_gate = ops.BatchMatMul()
         self.product_up = ops.BatchMatMul()
         self.product_down = ops.BatchMatMul()
-        self.activation: nn.Cell = nn.SiLU()
-        self.multiply = ops.Mul()
 
     def construct(self, states: Tensor) -> Tensor:
         """Map (experts, places, hidden) to the same shape."""
