@@ -10,7 +10,19 @@ from mindspore.nn.utils import no_init_parameters
 
 from mindspore_bmpipe.costs.network import NetworkCosts, network_costs
 from mindspore_bmpipe.graph.trace import trace
-from tools.examples import bert, blip2, deepseek, gpt, llama, palm, pangu_alpha, swin, vision_language, vit
+from tools.examples import (
+    bert,
+    blip2,
+    deepseek,
+    gpt,
+    llama,
+    mixtral_sharded,
+    palm,
+    pangu_alpha,
+    swin,
+    vision_language,
+    vit,
+)
 
 FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "llama": (llama.factory, {}),
@@ -26,6 +38,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "blip-2": (blip2.factory, {}),
     "deepseek": (deepseek.factory, {}),
     "deepseek-dropless": (deepseek.factory, {"dropless": True, "dtype": "float16"}),
+    "mixtral": (mixtral_sharded.factory, {}),
 }
 """Factory and settings; each is a family that users train."""
 

@@ -20,7 +20,19 @@ from mindspore_bmpipe.costs.rules.base import Engine
 from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
 from tests.example_families import FAMILIES, family_costs
 from tests.joint_comparison import forward_only, kept_labels, matrix_operations, unit_of
-from tools.examples import bert, blip2, deepseek, gpt, llama, palm, pangu_alpha, swin, vision_language, vit
+from tools.examples import (
+    bert,
+    blip2,
+    deepseek,
+    gpt,
+    llama,
+    mixtral_sharded,
+    palm,
+    pangu_alpha,
+    swin,
+    vision_language,
+    vit,
+)
 
 
 class Count:
@@ -149,6 +161,27 @@ def blip2_flops(settings: dict[str, Any], count: Count) -> None:
     count.product(count.b * count.s, settings["hidden"], settings["vocab"], gradients=1)
 
 
+def places_flops(settings: dict[str, Any], ffn: int, count: Count) -> None:
+    # Experts that take a number of tokens of each sample, which reach them and come back by one-hot products.
+    h, tokens, experts, active = settings["hidden"], count.b * count.s, settings["experts"], settings["active"]
+    seats = experts * int(settings["capacity_factor"] * active * count.s / experts)
+    count.product(tokens, h, experts)
+    count.product(count.b * seats, h, 3 * ffn)
+    # One-hot (tokens, active, experts) with (tokens, active, places): without weights no gradient, with them one.
+    count.product(tokens, active, seats, gradients=0)
+    count.product(tokens, active, seats, gradients=1)
+    # To the experts only the states have a gradient, back from them the weights too.
+    count.product(tokens, seats, h, gradients=1)
+    count.product(tokens, seats, h)
+
+
+def mixtral_flops(settings: dict[str, Any], count: Count) -> None:
+    # LLaMA without its feed-forward layers, and experts instead.
+    llama_flops({**settings, "ffn": 0}, count)
+    for _ in range(settings["layers"]):
+        places_flops(settings, settings["ffn"], count)
+
+
 def deepseek_flops(settings: dict[str, Any], count: Count) -> None:
     h, heads, tokens = settings["hidden"], settings["heads"], count.b * count.s
     plain, rotary, value = settings["plain_size"], settings["rotary_size"], settings["value_size"]
@@ -164,19 +197,12 @@ def deepseek_flops(settings: dict[str, Any], count: Count) -> None:
         count.product(tokens, heads * (plain + rotary + value), count.s)
 
     def mixture() -> None:
-        count.product(tokens, h, experts)
         count.product(tokens, h, 3 * fe * settings["shared"])
         if settings["dropless"]:
+            count.product(tokens, h, experts)
             count.product(tokens * active, h, 3 * fe)
-            return
-        seats = experts * int(settings["capacity_factor"] * active * count.s / experts)
-        count.product(count.b * seats, h, 3 * fe)
-        # One-hot (tokens, active, experts) with (tokens, active, places): without weights no gradient, with them one.
-        count.product(tokens, active, seats, gradients=0)
-        count.product(tokens, active, seats, gradients=1)
-        # To the experts only the states have a gradient, back from them the weights too.
-        count.product(tokens, seats, h, gradients=1)
-        count.product(tokens, seats, h)
+        else:
+            places_flops(settings, fe, count)
 
     for layer in range(settings["layers"]):
         attention()
@@ -204,6 +230,7 @@ FORMULAS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any], Count], None
     "blip-2": (blip2.PRESETS["tiny"], blip2_flops),
     "deepseek": (deepseek.PRESETS["tiny"], deepseek_flops),
     "deepseek-dropless": (deepseek.PRESETS["tiny"], deepseek_flops),
+    "mixtral": (mixtral_sharded.PRESETS["tiny"], mixtral_flops),
 }
 """Settings of the smallest size and the formula, by family."""
 
