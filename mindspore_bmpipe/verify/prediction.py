@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mindspore_bmpipe.costs.network import NetworkCosts
+from mindspore_bmpipe.costs.recipes import recipes_of
 from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows, relative_places
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
 from mindspore_bmpipe.plan import Plan
@@ -57,7 +58,7 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
     sizes = dict(costs.graph.symbols)
     chunks: list[list[_UnitMemory]] = [[] for _ in range(1 + max(unit.chunk for unit in plan.units))]
     weights: dict[str, int] = {}
-    shared = 0.0
+    shared = counted = 0.0
     for number, (planned, unit, model) in enumerate(zip(plan.units, costs.split.units, costs.models, strict=True)):
         recompute = RecomputeModel(model)
         values = model.basis.values(sizes)
@@ -78,6 +79,10 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
             )
             weights.update((name, costs.split.owner(name, number)) for name in unit.parameters)
         shared = max(shared, float(model.bytes_of(kept & model.shared) @ values))
+        # Plans count what any recipe would keep, since the planner chooses after the limits are set.
+        for named in recipes_of(recompute, model).places.values():
+            kept |= recompute.kept(named)[0]
+        counted = max(counted, float(model.bytes_of(kept & model.shared) @ values))
     schedule = make_schedule(
         str(plan.settings["schedule"]), len(plan.stages), len(chunks), int(plan.settings["micro_batches"])
     )
@@ -86,7 +91,7 @@ def predicted_memory(costs: NetworkCosts, plan: Plan, stage: int) -> Prediction:
     return Prediction(
         static=sum(static_bytes(known[name], COMPILED) for name in weights),
         activations=copies + round(_peak(chunks, _moments(schedule, stage), shared)),
-        planned_activations=copies + round(_bound(chunks, in_flight_rows(schedule)[stage], shared)),
+        planned_activations=copies + round(_bound(chunks, in_flight_rows(schedule)[stage], counted)),
         update=sum(gradient_bytes(known[name], COMPILED) for name in weights),
     )
 
