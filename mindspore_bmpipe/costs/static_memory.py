@@ -40,8 +40,8 @@ def static_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     """
     if not parameter.trainable:
         return weight_bytes(parameter)
-    size = _element_bytes(parameter)
-    count = _elements(parameter)
+    size = element_bytes(parameter)
+    count = held_elements(parameter)
     ranks = _holders(parameter, settings)
     level = settings.optimizer_shard_level if ranks > 1 else 0
     share = -(-count // ranks)
@@ -55,15 +55,15 @@ def gradient_bytes(parameter: ParameterInfo, settings: StaticSettings) -> int:
     """Bytes of the buffer in which one weight's gradients are added up."""
     if not parameter.trainable:
         return 0
-    count, ranks = _elements(parameter), _holders(parameter, settings)
+    count, ranks = held_elements(parameter), _holders(parameter, settings)
     shared_out = ranks > 1 and settings.optimizer_shard_level >= 2
-    size = GRADIENT_BYTES if settings.float32_state else _element_bytes(parameter)
+    size = GRADIENT_BYTES if settings.float32_state else element_bytes(parameter)
     return (-(-count // ranks) if shared_out else count) * size
 
 
 def weight_bytes(parameter: ParameterInfo) -> int:
     """Bytes of one whole weight, or of one rank's share of it; what a stage receives that reads another's weight."""
-    return _elements(parameter) * _element_bytes(parameter)
+    return held_elements(parameter) * element_bytes(parameter)
 
 
 def _holders(parameter: ParameterInfo, settings: StaticSettings) -> int:
@@ -71,9 +71,11 @@ def _holders(parameter: ParameterInfo, settings: StaticSettings) -> int:
     return max(1, settings.data_parallel // parameter.data_shares)
 
 
-def _elements(parameter: ParameterInfo) -> int:
+def held_elements(parameter: ParameterInfo) -> int:
+    """Elements of one whole weight, or of one rank's share of it."""
     return -(-math.prod(parameter.type.shape) // parameter.shares)
 
 
-def _element_bytes(parameter: ParameterInfo) -> int:
+def element_bytes(parameter: ParameterInfo) -> int:
+    """Bytes of one element of a weight."""
     return BYTES_PER_ELEMENT.get(parameter.type.dtype, 4)

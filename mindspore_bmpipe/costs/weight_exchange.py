@@ -15,12 +15,17 @@ embedding. Recomputation changes nothing, since what backward has gathered serve
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
 from mindspore_bmpipe.costs.held_weights import weight_behind
-from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes
+from mindspore_bmpipe.costs.static_memory import (
+    StaticSettings,
+    element_bytes,
+    gradient_bytes,
+    held_elements,
+    weight_bytes,
+)
 from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, ParameterInfo, Sharding, read_tensors
 from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
 from mindspore_bmpipe.graph.units import Unit, UnitSplit
@@ -120,9 +125,8 @@ def _holders(weight: ParameterInfo, sharding: Sharding) -> tuple[int, ...]:
 
 def _can_be_shared(weight: ParameterInfo, ranks: int) -> bool:
     """Whether MindSpore shares a weight out: it is large enough, and its first axis can be cut evenly."""
-    size = _elements(weight) * BYTES_PER_ELEMENT.get(weight.type.dtype, 4)
     shape = weight.type.shape
-    return size >= SMALLEST_SHARED_BYTES and bool(shape) and shape[0] % ranks == 0
+    return weight_bytes(weight) >= SMALLEST_SHARED_BYTES and bool(shape) and shape[0] % ranks == 0
 
 
 class _Uses:
@@ -146,13 +150,9 @@ class _Uses:
 
     def gathered_bytes(self, weight: ParameterInfo) -> int:
         """Bytes of a gathered weight: after the cast, if it is cast to a smaller type and read nowhere else."""
-        size = BYTES_PER_ELEMENT.get(weight.type.dtype, 4)
+        size = element_bytes(weight)
         readers = self._readers.get(weight.name, [])
         if len(readers) == 1 and readers[0].primitive == "Cast":
             made = self._graph.tensors[readers[0].outputs[0]].type.dtype
             size = min(size, BYTES_PER_ELEMENT.get(made, 4))
-        return _elements(weight) * size
-
-
-def _elements(weight: ParameterInfo) -> int:
-    return -(-math.prod(weight.type.shape) // weight.shares)
+        return held_elements(weight) * size

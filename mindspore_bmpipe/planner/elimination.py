@@ -77,14 +77,17 @@ def sharpen(survivors: Survivors, options: StageOptions, clock: Clock) -> Surviv
     """The same groups with exact times, or `None` if the clock ends before."""
     backward, extra = survivors.backward_ms.copy(), np.zeros(len(survivors))
     rows = zip(survivors.stage.tolist(), survivors.low.tolist(), survivors.high.tolist(), strict=True)
+    counted = options.work_s
     for index, (stage, low, high) in enumerate(rows):
-        if index % _CHOICES_AT_ONCE == 0 and clock.ends():
-            return None
-        before = options.work_s
+        if index % _CHOICES_AT_ONCE == 0:
+            clock.spend(options.work_s - counted)
+            counted = options.work_s
+            if clock.ends():
+                return None
         choice = options.choice(stage, low, high)
-        clock.spend(options.work_s - before)
         assert choice is not None
         backward[index], extra[index] = choice.backward_ms, choice.extra_ms
+    clock.spend(options.work_s - counted)
     return replace(survivors, backward_ms=backward, extra_ms=extra)
 
 
