@@ -20,10 +20,10 @@ from mindspore_bmpipe.costs.network import NetworkCosts
 from mindspore_bmpipe.errors import InputError, TimeLimitError
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.sources import load_costs
-from mindspore_bmpipe.verify.children import Rank, compile_ranks
+from mindspore_bmpipe.verify.children import Rank, compile_ranks, interrupts_wait
 from mindspore_bmpipe.verify.expected import expect
 from mindspore_bmpipe.verify.finding import Finding
-from mindspore_bmpipe.verify.jobs import Answer, Compile, cluster_size
+from mindspore_bmpipe.verify.jobs import Answer, Compile, cluster_size, write_compiles
 from mindspore_bmpipe.verify.run import Verification, compare, verify
 from mindspore_bmpipe.verify.stand_in import stand_in
 
@@ -191,6 +191,25 @@ def test_nothing_is_left_after_an_interrupt(compiled: Compiled, tmp_path: Path) 
     assert "interrupted" in errors
     assert processes_about(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_while_a_child_starts_waits_until_it_is_known() -> None:
+    after = []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        after.append("known")
+    assert after == ["known"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_child_whose_parent_is_gone_compiles_nothing(tmp_path: Path) -> None:
+    requests = tmp_path / "requests.json"
+    write_compiles(requests, (Compile("stage_0", SOURCE, SETTINGS, stages=2),))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    command = [sys.executable, "-m", "mindspore_bmpipe.verify.child", str(ended.pid), str(requests), str(tmp_path)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+    assert list(tmp_path.iterdir()) == [requests]
 
 
 def test_what_the_factory_says_in_the_child_is_reported(compiled: Compiled, tmp_path: Path) -> None:

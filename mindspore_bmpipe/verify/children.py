@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from mindspore_bmpipe.errors import InputError, TimeLimitError
 from mindspore_bmpipe.verify.jobs import Answer, Compile, read_answer, write_compiles
@@ -75,7 +77,8 @@ def compile_ranks(
         while waiting or running:
             while waiting and len(running) < limit:
                 number, rank = waiting.pop(0)
-                running[number] = rank, _start(number, rank, toolkit, folder), time.monotonic()
+                with interrupts_wait():  # a child that is started but not yet known would be left behind
+                    running[number] = rank, _start(number, rank, toolkit, folder), time.monotonic()
             for number, (rank, process, since) in list(running.items()):
                 if process.poll() is not None:
                     del running[number]
@@ -111,6 +114,26 @@ def compile_ranks(
     return answers
 
 
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """An interrupt (SIGINT) that comes meanwhile is delivered at the end.
+
+    The handler is exchanged rather than the signal blocked: children would inherit a block, and any other thread of
+    the process could still take the signal. Only the main thread is ever interrupted, so others need nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[0])
+
+
 def _start(number: int, rank: Rank, toolkit: StandIn, folder: Path) -> subprocess.Popen[bytes]:
     requests = folder / f"requests_{number}.json"
     write_compiles(requests, rank.compiles)
@@ -122,7 +145,7 @@ def _start(number: int, rank: Rank, toolkit: StandIn, folder: Path) -> subproces
     environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), *here]).lstrip(os.pathsep)
     with open(_log(folder, number), "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(requests), str(folder)],
+            [sys.executable, "-m", _MODULE, str(os.getpid()), str(requests), str(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True,
         )  # fmt: skip
 
