@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mindspore_bmpipe.costs.hardware import load_hardware
-from mindspore_bmpipe.problem import Problem
+from mindspore_bmpipe.planner import SolveLimits, Status, solve
+from mindspore_bmpipe.problem import Problem, check
 from tools.bench.headline import ROOM, limited
 from tools.bench.models import LAYOUTS, problem_of
 
@@ -74,3 +75,12 @@ def test_options_trade_memory_for_time(name: str) -> None:
     limits = [limited(problem, room).memory_limit_bytes[0] for room in ROOM.values()]
     assert limits == sorted(limits)
     assert limits[-1] <= 58 * GIB
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if table(name).chunks == 1])
+def test_plans_with_one_chunk_are_proved_optimal(name: str) -> None:
+    for room in ROOM.values():
+        problem = limited(table(name), room)
+        solution = solve(problem, "bmpipe", SolveLimits(time_limit_s=60))
+        assert solution.status is Status.OPTIMAL and solution.decision is not None
+        assert check(problem, solution.decision) == ()

@@ -91,7 +91,7 @@ def test_integer_program_over_groups_equals_the_oracle(
         assert (split is None or excess > 0) == (oracle.decision is None)
         if oracle.step_time_ms is None or split is None:
             continue
-        search = SplitSearch(options, rules, pool)
+        search = SplitSearch(options, rules, pool, clock)
         search.offer([split])
         survivors = sharpen(fitting(groups), options, clock)
         assert survivors is not None

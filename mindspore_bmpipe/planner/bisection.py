@@ -68,18 +68,17 @@ def _decide(everything: Survivors, guess: float, search: SplitSearch, pool: Path
         split = cheapest_split(survivors, weights, stages, units)
         if split is None:
             return True
-        search.offer([split])
         times = search.times(split)
         assert times is not None
         length = float(pool.bounds(np.array([times[0]]), np.array([times[1]]))[0])
-        if length <= search.best_time * _DESCENT_SHARE and search.offer(search.neighbours(split)):
-            search.descend(clock, _DESCENT_ROUNDS)
-        if search.best_time < guess:
-            return False
         known = len(pool.paths)
         pool.separate(*times)
-        if len(pool.paths) == known:
+        fresh = pool.paths[known:]
+        search.offer([split])
+        if length <= search.best_time * _DESCENT_SHARE and search.offer(search.neighbours(split)):
+            search.descend(_DESCENT_ROUNDS)
+        if search.best_time < guess or not fresh:
             return False
         # The next candidate avoids the path that made this one slow.
-        weights = weights + path_cost(survivors, pool.paths[-1]) / pool.problem.micro_batches
+        weights = weights + path_cost(survivors, fresh[-1]) / pool.problem.micro_batches
     return False

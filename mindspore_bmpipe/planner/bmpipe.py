@@ -65,7 +65,7 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
     closest = fitting_split(NAME, options, groups, clock)
     if isinstance(closest, Solution):
         return closest
-    search = SplitSearch(options, rules, pool)
+    search = SplitSearch(options, rules, pool, clock)
     search.offer([closest])
     stage_times = groups.forward_ms + groups.backward_bound_ms
     for split in (
@@ -78,7 +78,7 @@ def plan(problem: Problem, limits: SolveLimits, solver: str | None = None) -> So
     # With the best options of their stages, so that the result is never worse than any of them.
     for start in starting_plans(problem, limits):
         search.offer([split_of(start)])
-    search.descend(clock, _DESCENT_ROUNDS)
+    search.descend(_DESCENT_ROUNDS)
     everything = fitting(groups)
     proof = _Proof(search, pool, limits, clock, solver)
     bound, left = proof.search(everything)
@@ -115,7 +115,7 @@ class _Proof:
         proved = min(bisect(coarse, search, pool, limits, clock), self._target())
         if self._accepted(proved):
             return proved, None
-        search.perturb(clock, limits.seed, _PERTURBATIONS)
+        search.perturb(limits.seed, _PERTURBATIONS)
         coarse = eliminate(coarse, pool, self._target(), clock)
         if clock.ends():
             return min(proved, self._target()), coarse

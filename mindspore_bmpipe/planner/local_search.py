@@ -9,6 +9,7 @@ already proves to be worse than the best are never simulated.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -24,11 +25,16 @@ from mindspore_bmpipe.transfers import least_transfers, split_transfers, transfe
 
 _STEPS = (-2, -1, 1, 2)
 _PERTURBED_CUTS = 3
+_BLOCK = 64
+"""Splits simulated at once."""
+_STAGE_S, _ACTION_S = 3e-8, 8e-8
+"""Seconds of an idle core for one stage of a split whose times are known, and for one action of a simulation."""
 _SAME_TIME = 1e-9
 """Relative difference below which two step times count as equal."""
 
 
 Times = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=8)
@@ -122,13 +128,23 @@ class PathPool:
 class SplitSearch:
     """Improves splits; remembers what it has seen."""
 
-    def __init__(self, options: StageOptions, rules: SplitRules, pool: PathPool) -> None:
+    def __init__(self, options: StageOptions, rules: SplitRules, pool: PathPool, clock: Clock) -> None:
+        """Prepare a search.
+
+        Args:
+            options: best options of groups of units.
+            rules: what splits may be.
+            pool: known paths; those of good splits are added.
+            clock: counts the work, and ends it.
+        """
         self.problem = options.problem
         self.options = options
         self.rules = rules
         self.pool = pool
         self._allowed = ChunkRules(self.problem).allowed
+        self._clock = clock
         self._transfers = transfer_table(self.problem)
+        self._simulation_s = _ACTION_S * 2 * self.problem.virtual_stages * self.problem.micro_batches
         self.best: Bounds | None = None
         """Best split so far."""
         self.best_time = float("inf")
@@ -157,34 +173,42 @@ class SplitSearch:
             extra, peak = extra + choice.extra_ms, max(peak, choice.peak_bytes)
         return extra, peak
 
-    def offer(self, candidates: list[Bounds]) -> Bounds | None:
+    def offer(self, candidates: Sequence[Bounds] | IntArray) -> Bounds | None:
         """Evaluate splits that keep the rules; the best of those that beat the best so far, which it then is."""
-        splits, forwards, backwards = [], [], []
-        for bounds in candidates:
-            times = self.times(bounds)
-            if times is not None:
-                splits.append(bounds)
-                forwards.append(times[0])
-                backwards.append(times[1])
-        if not splits:
+        table = np.asarray(candidates, dtype=np.int64)
+        if not len(table):
             return None
-        forward, backward = np.array(forwards), np.array(backwards)
-        # The known paths are exact for most neighbours, so few are left to simulate.
-        kept = np.flatnonzero(self.pool.bounds(forward, backward) <= self.best_time * (1 + _SAME_TIME))
-        if not kept.size:
-            return None
-        transfers = split_transfers(self._transfers, [splits[place] for place in kept.tolist()])
-        totals = step_times(self.pool.schedule, forward[kept], backward[kept], transfers)
+        chosen = self.options.work_s
+        forward, backward = self.options.times(table)
+        self._clock.spend(self.options.work_s - chosen + table.size * _STAGE_S)
+        fits = np.flatnonzero(np.isfinite(backward).all(axis=1))
+        # The known paths are exact for most neighbours, so few are left to simulate: those that look best first.
+        bounds = self.pool.bounds(forward[fits], backward[fits])
+        order = fits[np.argsort(bounds, kind="stable")]
+        simulated: dict[int, float] = {}
+        limit = self.best_time
+        for first in range(0, len(order), _BLOCK):
+            rows = order[first : first + _BLOCK]
+            rows = rows[self.pool.bounds(forward[rows], backward[rows]) <= limit * (1 + _SAME_TIME)]
+            if not rows.size:
+                continue
+            self._clock.spend(len(rows) * self._simulation_s)
+            transfers = split_transfers(self._transfers, table[rows])
+            totals = step_times(self.pool.schedule, forward[rows], backward[rows], transfers)
+            simulated.update(zip(rows.tolist(), totals.tolist(), strict=True))
+            # What makes the best of them slow makes others slow that look as good.
+            at = int(np.argmin(totals))
+            limit = min(limit, float(totals[at]))
+            self.pool.separate(forward[rows[at]], backward[rows[at]], None, transfers[at])
         improved = None
-        for position, total in zip(kept.tolist(), totals.tolist(), strict=True):
-            if self._improve(splits[position], total):
-                improved = position
+        for row, total in sorted(simulated.items()):
+            if self._improve(tuple(table[row].tolist()), total):
+                improved = row
         if improved is None:
             return None
-        times = self.times(splits[improved])
-        assert times is not None
-        self.pool.separate(*times)
-        return splits[improved]
+        transfers = split_transfers(self._transfers, table[improved])
+        self.pool.separate(forward[improved], backward[improved], None, transfers)
+        return tuple(table[improved].tolist())
 
     def _improve(self, bounds: Bounds, time: float) -> bool:
         """Take the split if it is better by time, or equal in time and better by recomputation, then by peak."""
@@ -200,29 +224,31 @@ class SplitSearch:
         self.best, self.best_time, self._best_tie = bounds, min(time, self.best_time), tie
         return True
 
-    def neighbours(self, bounds: Bounds) -> list[Bounds]:
-        """Allowed splits one move away."""
+    def neighbours(self, bounds: Bounds) -> IntArray:
+        """Allowed splits one move away, shape (n, len(bounds))."""
         table = moved_blocks(bounds, _STEPS)
-        return [tuple(row) for row in table[self._allowed(table)].tolist()]
+        return table[self._allowed(table)]
 
-    def descend(self, clock: Clock, rounds: int) -> None:
-        """Move from the best split to its best neighbour until none is better or the rounds are used up."""
+    def descend(self, rounds: int) -> None:
+        """Move from the best split to its best neighbour until none is better or rounds or work are used up."""
         for _ in range(rounds):
-            if self.best is None or clock.expired() or self.offer(self.neighbours(self.best)) is None:
+            if self.best is None or self._clock.ends() or self.offer(self.neighbours(self.best)) is None:
                 return
 
-    def perturb(self, clock: Clock, seed: int, tries: int) -> None:
+    def perturb(self, seed: int, tries: int) -> None:
         """Look again at the neighbours of randomly disturbed copies of the best split."""
         generator = np.random.default_rng(seed)
         for _ in range(tries):
-            if self.best is None or len(self.best) < 3 or clock.expired():
+            if self.best is None or len(self.best) < 3 or self._clock.ends():
                 return
             cuts = list(self.best[1:-1])
             for _ in range(_PERTURBED_CUTS):
                 cuts[int(generator.integers(len(cuts)))] += int(generator.choice(_STEPS))
             split = (0, *cuts, self.best[-1])
-            if _increasing(split) and self.rules.allows(split) and self.offer([split, *self.neighbours(split)]):
-                self.descend(clock, tries)
+            if not _increasing(split) or not self.rules.allows(split):
+                continue
+            if self.offer(np.concatenate(([split], self.neighbours(split)))):
+                self.descend(tries)
 
 
 def moved_blocks(bounds: Bounds, steps: tuple[int, ...]) -> npt.NDArray[np.int64]:

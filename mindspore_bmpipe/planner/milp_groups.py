@@ -21,7 +21,7 @@ import numpy as np
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.elimination import Survivors, eliminate
 from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch, Times
-from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, new_model, optimize, relax
+from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, affordable, new_model, optimize, relax
 from mindspore_bmpipe.planner.quiet import silenced
 from mindspore_bmpipe.planner.splits import Bounds
 from mindspore_bmpipe.problem import Problem
@@ -29,6 +29,8 @@ from mindspore_bmpipe.schedule import PathCounts, step_times
 
 _RELAXATION_ROUNDS = 60
 _ROUNDS = 40
+_FEWER = 0.9
+"""Share of groups left at which it is worth starting over with those."""
 _ROUNDING = 1e-9
 """Relative rounding of solver values; bounds are lowered by it."""
 
@@ -85,9 +87,9 @@ class GroupModel:
         with silenced():
             self.model.add_constr(self._step >= mip.xsum(terms))
 
-    def relax(self) -> tuple[float, Times, Times, Times] | None:
+    def relax(self, clock: Clock) -> tuple[float, Times, Times, Times] | None:
         """Step time, stage times and transfers of the linear relaxation; `None` if the groups make no split."""
-        if not relax(self.model):
+        if not relax(self.model, clock):
             return None
         forward, backward, transfers = (
             np.array([max(0.0, float(var.x)) * self._unit for var in variables])
@@ -143,14 +145,23 @@ def prove(
         proved = max(proved, min(target, relaxed * (1 - _ROUNDING)))
         if proved >= best * (1 - limits.accepted_gap):
             return proved
+        # What the relaxation taught often leaves far fewer groups, or none: cheaper than any branching.
+        left = eliminate(survivors, pool, target, clock)
+        if not len(left):
+            return target
+        if len(left) < _FEWER * len(survivors):
+            survivors = left
+            continue
+        if not affordable(model.model, clock):
+            return proved
         split, bound, _ = model.solve(clock, limits.node_limit)
         proved = max(proved, min(target, bound * (1 - _ROUNDING)))
         grown = False
         if split is not None:
-            search.offer([split])
             times = search.times(split)
             assert times is not None
             grown = pool.separate(*times)
+            search.offer([split])
         if proved >= search.best_time * (1 - limits.accepted_gap):
             return proved
         if not grown and search.best_time >= best:
@@ -163,7 +174,7 @@ def _tighten(model: GroupModel, search: SplitSearch, pool: PathPool, clock: Cloc
     """Add paths that the relaxation violates until there are none; its step time, infinite if it is infeasible."""
     objective = 0.0
     for _ in range(_RELAXATION_ROUNDS):
-        relaxed = model.relax()
+        relaxed = model.relax(clock)
         if relaxed is None:
             return float("inf")
         objective, forward, backward, transfers = relaxed
@@ -176,6 +187,6 @@ def _tighten(model: GroupModel, search: SplitSearch, pool: PathPool, clock: Cloc
             pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2, None, (transfers + times[3]) / 2)
         for path in pool.paths[known:]:
             model.add_path(path)
-        if len(pool.paths) == known or real <= objective * (1 + 1e-7) or clock.expired():
+        if len(pool.paths) == known or real <= objective * (1 + 1e-7) or clock.ends():
             break
     return objective

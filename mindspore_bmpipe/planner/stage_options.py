@@ -75,6 +75,7 @@ class StageOptions:
         self._relaxations = 0
         self._choices: dict[tuple[int, tuple[tuple[int, int], ...]], StageChoice | None] = {}
         self._by_place: dict[tuple[int, int, int], StageChoice | None] = {}
+        self._tables: npt.NDArray[np.float64] | None = None
         ones = [(index, run) for index, run in enumerate(problem.runs) for _ in range(run.count)]
         self._forward_before = _before([run.forward_ms for _, run in ones])
         self._backward_before = _before([run.backward_ms for _, run in ones])
@@ -147,6 +148,27 @@ class StageOptions:
                 self._choices[key] = self._choose(*key)
             self._by_place[place] = self._choices[key]
         return self._by_place[place]
+
+    def times(self, splits: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Forward and backward times of the stages of splits, with the best options; infinite where none fit.
+
+        Args:
+            splits: first unit of each stage, then the number of units; shape (n, stages + 1).
+
+        Returns:
+            Both of shape (n, stages).
+        """
+        size = self.problem.units + 1
+        if self._tables is None:
+            self._tables = np.full((2, self.problem.stages * size**2), np.nan)
+        places = (np.arange(self.problem.stages) * size + splits[:, :-1]) * size + splits[:, 1:]
+        forward, backward = self._tables
+        for place in np.unique(places[np.isnan(forward[places])]).tolist():
+            stage, low, high = place // size**2, place // size % size, place % size
+            choice = self.choice(stage, low, high)
+            times = (np.inf, np.inf) if choice is None else (choice.forward_ms, choice.backward_ms)
+            forward[place], backward[place] = times
+        return forward[places], backward[places]
 
     def _choose(self, stage: int, segments: tuple[tuple[int, int], ...]) -> StageChoice | None:
         problem = self.problem
