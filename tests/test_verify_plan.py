@@ -194,11 +194,16 @@ def test_nothing_is_left_after_an_interrupt(compiled: Compiled, tmp_path: Path) 
 
 
 def test_an_interrupt_while_a_child_starts_waits_until_it_is_known() -> None:
-    after = []
-    with pytest.raises(KeyboardInterrupt), interrupts_wait():
-        signal.raise_signal(signal.SIGINT)
-        after.append("known")
-    assert after == ["known"]
+    known = []
+
+    def interrupted() -> None:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            known.append("child")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert known == ["child"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
