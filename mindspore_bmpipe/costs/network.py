@@ -18,7 +18,8 @@ from mindspore_bmpipe.costs.recipes import RECIPES, Recipes, recipes_of
 from mindspore_bmpipe.costs.recompute import COMMUNICATION, RecomputeModel, absolute_places, evaluate_rows
 from mindspore_bmpipe.costs.rules import require_known, unknown_primitives
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
-from mindspore_bmpipe.costs.unit_model import UnitModel, build_unit_model, unit_signature
+from mindspore_bmpipe.costs.unit_builder import build_unit_model, unit_signature
+from mindspore_bmpipe.costs.unit_model import UnitModel
 from mindspore_bmpipe.costs.unit_times import Exchange, UnitTimes, exchange_of
 from mindspore_bmpipe.costs.weight_exchange import WeightCollective, weight_collectives
 from mindspore_bmpipe.errors import InputError
