@@ -165,8 +165,7 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     resolved, hardware, notes = resolve_config(costs.graph, config)
     sizes = input_sizes(costs.graph, resolved)
     sharding = sharding_of(resolved)
-    holders = sharding.data_parallel * sharding.context_parallel
-    static = StaticSettings(holders, resolved.optimizer_shard_level or 0)
+    static = StaticSettings(sharding, resolved.optimizer_shard_level or 0)
     links = hardware.stage_links(resolved.stages or 1, sharding.ranks)
     overlap = [kind for kind in resolved.overlap or () if kind != OVERLAP_TRANSFERS]
     evaluated = evaluate_costs(costs, hardware, sizes, static, links, overlap=overlap)
