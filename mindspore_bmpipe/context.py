@@ -19,6 +19,7 @@ from rich.console import Console
 
 import mindspore_bmpipe
 from mindspore_bmpipe import context_hooks as hooks
+from mindspore_bmpipe.api import effective_config
 from mindspore_bmpipe.apply.cells import applied_plan, apply
 from mindspore_bmpipe.context_key import CONTEXT_KEY, PLANNER, get_planner
 from mindspore_bmpipe.context_search import Pipeline, Search, search
@@ -108,6 +109,7 @@ def _plan(pipeline: Pipeline, inputs: list[Any]) -> Plan:
             f"{CONTEXT_KEY}={PLANNER!r} needs pipeline_stages of at least 2, and it is {stages}; set pipeline_stages "
             "in set_auto_parallel_context, or stages in AutoParallel.pipeline, to the number of pipeline stages"
         )
+    exchanges = _exchanges(pipeline)
     micro_batch = _micro_batch(pipeline, inputs)
     with _planning():
         return mindspore_bmpipe.plan(
@@ -115,8 +117,25 @@ def _plan(pipeline: Pipeline, inputs: list[Any]) -> Plan:
             *micro_batch,
             stages=stages,
             micro_batches=pipeline.micro_batches,
-            **({"all_to_all": True} if hooks.all_to_all(_holder(pipeline)) else {}),
+            **({"all_to_all": True} if exchanges else {}),
         )
+
+
+def _exchanges(pipeline: Pipeline) -> bool:
+    """Whether MindSpore changes layouts by `AlltoAll` where that does.
+
+    Raises:
+        InputError: the settings of the planner say otherwise.
+    """
+    compiled, planned = hooks.all_to_all(_holder(pipeline)), effective_config().all_to_all
+    if planned is not None and planned != compiled:
+        is_fixed = pipeline.auto_parallel is not None
+        other = "" if is_fixed else f", or set enable_alltoall={planned} in set_auto_parallel_context"
+        raise InputError(
+            f"all_to_all: {planned} is set for the planner, and MindSpore is set to compile with enable_alltoall="
+            f"{compiled}; leave all_to_all out of the settings, and MindSpore's own is taken{other}"
+        )
+    return compiled
 
 
 def _settings(pipeline: Pipeline) -> tuple[int, bool, str]:

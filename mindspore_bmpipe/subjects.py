@@ -11,12 +11,13 @@ from typing import Any
 
 from mindspore_bmpipe.config import AUTO, OVERLAP_TRANSFERS, Config
 from mindspore_bmpipe.costs.hardware import Hardware, Link, load_hardware
-from mindspore_bmpipe.costs.held_weights import has_trainable_product, held_weights
+from mindspore_bmpipe.costs.held_weights import held_weights, product_weights
 from mindspore_bmpipe.costs.logical import sharding_of, with_degrees_of
 from mindspore_bmpipe.costs.network import EvaluatedCosts, NetworkCosts, UnitCost, evaluate_costs
 from mindspore_bmpipe.costs.static_memory import StaticSettings
+from mindspore_bmpipe.costs.weight_holders import is_shared_out
 from mindspore_bmpipe.errors import InputError
-from mindspore_bmpipe.graph.cell_graph import CellGraph
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Sharding
 from mindspore_bmpipe.graph.trace_axes import BATCH, SEQUENCE
 from mindspore_bmpipe.layer_table import LayerTable
 from mindspore_bmpipe.problem import (
@@ -46,6 +47,8 @@ class UnitName:
     """Elements of these weights."""
     has_product: bool = True
     """Whether one of them is a factor of a matrix product, whose gradient a split backward can put off."""
+    has_shared_product: bool = False
+    """Whether ranks share out one of these where `optimizer_shard_level` has them do so."""
     recompute_primitives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Option name -> primitives recomputed."""
     recompute_communication: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,6 +65,10 @@ class SharedWeight:
     """The units, in order."""
     is_borrowed: bool
     """Whether one cell holds it and the others get it in their calls; MindSpore can send it only then."""
+    is_trainable: bool = True
+    """Whether the step computes its gradient."""
+    is_shared_out: bool = False
+    """Whether the ranks of a stage that hold it share it out where `optimizer_shard_level` has them do so."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +133,12 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
         return replace(first, alternatives=tuple(others))
     settled = settle(costs, config)
     evaluated = settled.evaluated
+    sharding = sharding_of(settled.config)
     return Subject(
         source=costs.graph.name,
         fingerprint=network_fingerprint(costs),
         runs=_runs(evaluated),
-        units=tuple(_unit_name(costs, unit) for unit in evaluated.units),
+        units=tuple(_unit_name(costs, unit, sharding) for unit in evaluated.units),
         stage_constant_bytes=0,
         shared_saved_bytes=evaluated.shared_saved_bytes,
         transfer_ms=evaluated.transfer_ms,
@@ -138,7 +146,7 @@ def subject_of_network(costs: NetworkCosts, config: Config) -> Subject:
         stage_links=evaluated.stage_links,
         config=settled.config,
         notes=evaluated.notes,
-        shared_weights=_shared_weights(costs),
+        shared_weights=_shared_weights(costs, sharding),
     )
 
 
@@ -165,8 +173,7 @@ def settle(costs: NetworkCosts, config: Config) -> Settled:
     resolved, hardware, notes = resolve_config(costs.graph, config)
     sizes = input_sizes(costs.graph, resolved)
     sharding = sharding_of(resolved)
-    holders = sharding.data_parallel * sharding.context_parallel
-    static = StaticSettings(holders, resolved.optimizer_shard_level or 0)
+    static = StaticSettings(sharding, resolved.optimizer_shard_level or 0)
     links = hardware.stage_links(resolved.stages or 1, sharding.ranks)
     overlap = [kind for kind in resolved.overlap or () if kind != OVERLAP_TRANSFERS]
     evaluated = evaluate_costs(costs, hardware, sizes, static, links, overlap=overlap)
@@ -294,12 +301,17 @@ def _run_name(group: Sequence[UnitCost]) -> str:
     return parent if parent and last.isdigit() else name
 
 
-def _shared_weights(costs: NetworkCosts) -> tuple[SharedWeight, ...]:
+def _shared_weights(costs: NetworkCosts, sharding: Sharding) -> tuple[SharedWeight, ...]:
     holders = Counter(name for unit in costs.split.units for name in held_weights(costs.graph, unit))
-    return tuple(SharedWeight(name, units, holders[name] < 2) for name, units in costs.split.shared_parameters.items())
+    known = costs.graph.parameters
+    return tuple(
+        SharedWeight(name, units, holders[name] < 2, known[name].trainable, is_shared_out(known[name], sharding))
+        for name, units in costs.split.shared_parameters.items()
+    )
 
 
-def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
+def _unit_name(costs: NetworkCosts, unit: UnitCost, sharding: Sharding) -> UnitName:
+    products = product_weights(costs.graph, unit.unit)
     held = [costs.graph.parameters[name] for name in held_weights(costs.graph, unit.unit)]
     trainable = [weight for weight in held if weight.trainable]
     elements = 0
@@ -314,7 +326,8 @@ def _unit_name(costs: NetworkCosts, unit: UnitCost) -> UnitName:
         recompute_cells={option.name: option.cells for option in unit.options},
         parameters=len(trainable),
         parameter_elements=elements,
-        has_product=has_trainable_product(costs.graph, unit.unit),
+        has_product=bool(products),
+        has_shared_product=any(is_shared_out(costs.graph.parameters[name], sharding) for name in products),
         recompute_primitives={option.name: option.primitives for option in unit.options},
         recompute_communication={option.name: option.communication for option in unit.options},
     )

@@ -19,7 +19,7 @@ class Weighted(nn.Cell):
         self.multiply = ops.MatMul()
 
     def construct(self, states: Tensor) -> Tensor:
-        """Map (b, WIDTH) to (b, WIDTH)."""
+        """Map (b, width) to (b, width)."""
         return self.multiply(states, self.weight)
 
 
@@ -31,7 +31,7 @@ class Borrowing(nn.Cell):
         self.multiply = ops.MatMul()
 
     def construct(self, states: Tensor, weight: Tensor) -> Tensor:
-        """Map (b, WIDTH) and a weight to (b, WIDTH)."""
+        """Map (b, width) and a weight to (b, width)."""
         return self.multiply(states, weight)
 
 
@@ -45,7 +45,7 @@ class Converted(nn.Cell):
         self.multiply = ops.MatMul()
 
     def construct(self, states: Tensor) -> Tensor:
-        """Map (b, WIDTH) to (b, WIDTH)."""
+        """Map (b, width) to (b, width)."""
         half = self.multiply(self.cast(states, mindspore.float16), self.cast(self.weight, mindspore.float16))
         return self.cast(half, mindspore.float32)
 
@@ -59,7 +59,7 @@ class Scale(nn.Cell):
         self.multiply = ops.Mul()
 
     def construct(self, states: Tensor) -> Tensor:
-        """Map (b, WIDTH) to (b, WIDTH)."""
+        """Map (b, width) to (b, width)."""
         return self.multiply(states, self.weight)
 
 
@@ -73,9 +73,10 @@ class Batched(nn.Cell):
         self.reshape = ops.Reshape()
 
     def construct(self, states: Tensor) -> Tensor:
-        """Map (b, WIDTH) to (b, WIDTH)."""
-        made = self.multiply(self.reshape(states, (1, -1, WIDTH)), self.reshape(self.weight, (1, WIDTH, WIDTH)))
-        return self.reshape(made, (-1, WIDTH))
+        """Map (b, width) to (b, width)."""
+        width = states.shape[1]
+        made = self.multiply(self.reshape(states, (1, -1, width)), self.reshape(self.weight, (1, width, width)))
+        return self.reshape(made, (-1, width))
 
 
 class Activation(nn.Cell):
@@ -86,26 +87,30 @@ class Activation(nn.Cell):
         self.activation = ops.GeLU()
 
     def construct(self, states: Tensor) -> Tensor:
-        """Map (b, WIDTH) to (b, WIDTH)."""
+        """Map (b, width) to (b, width)."""
         return self.activation(states)
 
 
 class Row(nn.Cell):
     """Cells one after the other, then the mean."""
 
-    def __init__(self, kinds: str) -> None:
+    def __init__(self, kinds: str, width: int) -> None:
         super().__init__()
-        shared = _weight("shared", True)
+
+        def weight(name: str, trainable: bool = True) -> Parameter:
+            return Parameter(initializer("ones", (width, width), mindspore.float32), name, requires_grad=trainable)
+
+        shared = weight("shared")
         made = {
-            "w": lambda index: Weighted(_weight(f"weight_{index}", True)),
-            "f": lambda index: Weighted(_weight(f"weight_{index}", False)),
+            "w": lambda index: Weighted(weight(f"weight_{index}")),
+            "f": lambda index: Weighted(weight(f"weight_{index}", False)),
             "t": lambda index: Weighted(shared),
             "b": lambda index: Borrowing(),
             "s": lambda index: Scale(
-                Parameter(initializer("ones", (WIDTH,), mindspore.float32), name=f"scale_{index}")
+                Parameter(initializer("ones", (width,), mindspore.float32), name=f"scale_{index}")
             ),
-            "m": lambda index: Batched(_weight(f"weight_{index}", True)),
-            "c": lambda index: Converted(_weight(f"weight_{index}", True)),
+            "m": lambda index: Batched(weight(f"weight_{index}")),
+            "c": lambda index: Converted(weight(f"weight_{index}")),
             "a": lambda index: Activation(),
         }
         self.borrows = tuple(kind == "b" for kind in kinds)
@@ -113,21 +118,17 @@ class Row(nn.Cell):
         self.mean = ops.ReduceMean()
 
     def construct(self, states: Tensor) -> Tensor:
-        """Map (b, WIDTH) to a scalar."""
+        """Map (b, width) to a scalar."""
         for index, layer in enumerate(self.layers):
             states = layer(states, self.layers[0].weight) if self.borrows[index] else layer(states)
         return self.mean(states)
 
 
-def factory(kinds: str) -> tuple[Row, tuple[Tensor, ...]]:
+def factory(kinds: str, width: int = WIDTH) -> tuple[Row, tuple[Tensor, ...]]:
     """A row with one cell for each letter.
 
     `w`eight of its own, the same in a `m`any-matrix product or `c`onverted to half precision, a `s`cale without a
     product, `f`rozen weight, `t`ied weight (one object in all cells `t`), `b`orrowed weight of the first cell, given in
     the call, `a`ctivation without any.
     """
-    return Row(kinds), (Tensor(np.zeros((4, WIDTH)), mindspore.float32),)
-
-
-def _weight(name: str, trainable: bool) -> Parameter:
-    return Parameter(initializer("ones", (WIDTH, WIDTH), mindspore.float32), name=name, requires_grad=trainable)
+    return Row(kinds, width), (Tensor(np.zeros((4, width)), mindspore.float32),)

@@ -444,6 +444,40 @@ def test_interleaving_inside_the_pipeline_is_part_of_the_network(calls: Calls, m
     assert requests == [(inner, [(4, WIDTH), (4, 1)])]
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_the_exchange_that_mindspore_compiles_is_planned(calls: Calls, given: bool) -> None:
+    """The planner's own setting may only repeat MindSpore's."""
+    turn_on(enable_alltoall=not given)
+    network = Network()
+    mindspore_bmpipe.configure(all_to_all=given)
+    try:
+        message = f"all_to_all: {given} is set for the planner.*enable_alltoall={not given}; leave all_to_all out.*"
+        with pytest.raises(InputError, match=message + f"or set enable_alltoall={given}"):
+            train_cell(nn.PipelineCell(network, MICRO_BATCHES))(*batch())
+        assert not calls.requests
+        mindspore.set_auto_parallel_context(enable_alltoall=given)
+        with pytest.raises(CompileStarts):
+            train_cell(nn.PipelineCell(network, MICRO_BATCHES))(*batch())
+    finally:
+        mindspore_bmpipe.configure(all_to_all=None)
+    check_planned(calls, network, **({"all_to_all": True} if given else {}))
+
+
+def test_auto_parallel_always_exchanges(calls: Calls) -> None:
+    mindspore.set_auto_parallel_context(pipeline_planner="bmpipe")
+    parallel = AutoParallel(train_cell(parallel_nn.Pipeline(Network(), MICRO_BATCHES)))
+    parallel.pipeline(stages=2)
+    mindspore_bmpipe.configure(all_to_all=False)
+    try:
+        with pytest.raises(
+            InputError, match=r"enable_alltoall=True; leave all_to_all out of the settings, and .* taken$"
+        ):
+            parallel(*batch())
+    finally:
+        mindspore_bmpipe.configure(all_to_all=None)
+    assert not calls.requests
+
+
 # --- when not to plan ------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from mindspore_bmpipe.costs.recipes import RECIPES, recipes_of
 from mindspore_bmpipe.costs.recompute import RecomputeModel, evaluate_rows
 from mindspore_bmpipe.costs.static_memory import StaticSettings, static_bytes
 from mindspore_bmpipe.costs.unit_model import UnitModel, indices_of
-from mindspore_bmpipe.graph.cell_graph import ParameterInfo
+from mindspore_bmpipe.graph.cell_graph import ParameterInfo, Sharding
 from mindspore_bmpipe.graph.mindir import TensorType
 from mindspore_bmpipe.graph.trace import trace
 from mindspore_bmpipe.sources import load_costs
@@ -257,7 +258,9 @@ def test_every_unit_has_every_recipe_and_says_which_are_the_same(name: str) -> N
         )
 
 
-WEIGHT = ParameterInfo("w", TensorType((10, 100), "float16"), True)
+WEIGHT = ParameterInfo("w", TensorType((1000, 100), "float16"), True)
+"""200000 bytes: large enough to be shared out (64 KB), and of rows that 4 ranks can share."""
+D3, D4 = Sharding(3, 1), Sharding(4, 1)
 
 
 @pytest.mark.parametrize(
@@ -265,21 +268,49 @@ WEIGHT = ParameterInfo("w", TensorType((10, 100), "float16"), True)
     [
         # Weight 2, gradient 4, master 4, moments 8 (arXiv 2205.05198: 18 bytes).
         (WEIGHT, StaticSettings(), 18),
-        (WEIGHT, StaticSettings(1, 3), 18),
+        (WEIGHT, StaticSettings(optimizer_shard_level=3), 18),
         # Weight 4, gradient 4, moments 8: no copy is needed.
-        (ParameterInfo("w", TensorType((10, 100), "float32"), True), StaticSettings(), 16),
-        (ParameterInfo("w", TensorType((10, 100), "float16"), False), StaticSettings(4, 2), 2),
+        (ParameterInfo("w", TensorType((1000, 100), "float32"), True), StaticSettings(), 16),
+        # A weight that is not trained is shared out as well: a quarter and, until the end of the step, the whole.
+        (ParameterInfo("w", TensorType((1000, 100), "float16"), False), StaticSettings(), 2),
+        (ParameterInfo("w", TensorType((1000, 100), "float16"), False), StaticSettings(D4, 2), 0.5 + 2),
+        (ParameterInfo("w", TensorType((1000, 100), "float16"), False), StaticSettings(D4, 3), 0.5),
         # MindSpore's own Adam keeps gradient and moments in the type of the weight.
         (WEIGHT, StaticSettings(float32_state=False), 8),
-        (ParameterInfo("w", TensorType((10, 100), "float32"), True), StaticSettings(float32_state=False), 16),
+        (ParameterInfo("w", TensorType((1000, 100), "float32"), True), StaticSettings(float32_state=False), 16),
         # Shares of 4 ranks: (2 + 12) / 4, gathered weight 2, whole gradient 4.
-        (WEIGHT, StaticSettings(4, 1), 3.5 + 2 + 4),
-        (WEIGHT, StaticSettings(4, 2), 3.5 + 2 + 1),
-        (WEIGHT, StaticSettings(4, 3), 3.5 + 1),
+        (WEIGHT, StaticSettings(D4, 1), 3.5 + 2 + 4),
+        (WEIGHT, StaticSettings(D4, 2), 3.5 + 2 + 1),
+        (WEIGHT, StaticSettings(D4, 3), 3.5 + 1),
+        # Four tensor-parallel ranks that hold the same share it like four that have other samples.
+        (WEIGHT, StaticSettings(Sharding(1, 4), 3), 3.5 + 1),
+        (WEIGHT, StaticSettings(Sharding(2, 2), 1), 3.5 + 2 + 4),
+        # 1000 rows do not go among 3.
+        (WEIGHT, StaticSettings(D3, 3), 18),
+        # Parts of two ranks, each a half of the weight: 500 rows of 4 ranks, or 1000 rows of half the columns.
+        (replace(WEIGHT, shares=2, row_shares=2), StaticSettings(Sharding(4, 2), 3), (3.5 + 1) / 2),
+        (replace(WEIGHT, shares=2), StaticSettings(Sharding(4, 2), 3), (3.5 + 1) / 2),
+        # A half has 500 rows, which do not go among 8, as the 1000 of half the columns do.
+        (replace(WEIGHT, shares=2, row_shares=2), StaticSettings(Sharding(8, 2), 3), 18 / 2),
+        (replace(WEIGHT, shares=2), StaticSettings(Sharding(8, 2), 3), (1.75 + 0.5) / 2),
     ],
 )
 def test_static_bytes_by_hand(parameter: ParameterInfo, settings: StaticSettings, bytes_an_element: float) -> None:
-    assert static_bytes(parameter, settings) == bytes_an_element * 1000
+    assert static_bytes(parameter, settings) == bytes_an_element * 100_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares", "shared_out"),
+    # 16 bytes a row: 64 KB are 4096 rows. The whole weight counts, not the half that a rank holds.
+    [(4096, 1, True), (4092, 1, False), (4096, 2, True), (4092, 2, False)],
+)
+def test_weights_below_64_kb_are_not_shared_out(rows: int, shares: int, shared_out: bool) -> None:
+    weight = ParameterInfo("w", TensorType((rows, 4), "float32"), True, shares=shares)
+    held = rows * 4 // shares
+    for level in (1, 2, 3):
+        found = static_bytes(weight, StaticSettings(Sharding(2, shares), level, float32_state=False))
+        owned = {1: held // 2 * 12 + held * 8, 2: held // 2 * 16 + held * 4, 3: held // 2 * 16}[level]
+        assert found == (owned if shared_out else held * 16)
 
 
 def test_equal_units_share_one_model_and_different_ones_do_not() -> None:

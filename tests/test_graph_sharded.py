@@ -19,6 +19,8 @@ from mindspore_bmpipe.graph.sharded import (
 )
 
 KIND = TensorType((6, 2), "float32")
+K = 1024
+"""Makes weights of some rows large enough to be shared out."""
 MIRROR = "Gradients/Default/up-Dense/Grad__MirrorOperator/AllReduce-op0"
 
 
@@ -73,10 +75,11 @@ def test_shares_are_read_off_the_compiled_weights() -> None:
 
 def test_a_share_takes_its_part_of_static_memory() -> None:
     """18 bytes an element of a 16-bit weight (arXiv 2205.05198), for the elements that a rank holds."""
-    share = sharded_parameters({"w": weight(8, 6)}, {"w": TensorType((2, 6), "float16")}, {}, Sharding(2, 4))["w"]
-    assert static_bytes(share, StaticSettings()) == 12 * 18
+    whole, part = weight(8 * K, 6), TensorType((2 * K, 6), "float16")
+    share = sharded_parameters({"w": whole}, {"w": part}, {}, Sharding(2, 4))["w"]
+    assert static_bytes(share, StaticSettings()) == 12 * K * 18
     # Optimizer state (12 bytes) shared by two more ranks, weight (2, and 2 gathered) and gradient (4) as level 1 says.
-    assert static_bytes(share, StaticSettings(2, 1)) == 6 * (2 + 12) + 12 * 2 + 12 * 4
+    assert static_bytes(share, StaticSettings(Sharding(2, 4), 1)) == (6 * (2 + 12) + 12 * 2 + 12 * 4) * K
 
 
 def test_experts_are_held_by_fewer_ranks() -> None:
@@ -85,19 +88,19 @@ def test_experts_are_held_by_fewer_ranks() -> None:
     Of the four pairs, which hold other samples, one holds a share of the first, all of the second, two of the third.
     """
     groups = {"experts": (0, 1), "columns": (0, 2, 4, 6), "both": (0, 4)}
-    parts = {"experts": (2, 6), "columns": (8, 3), "both": (4, 3)}
-    whole = {name: weight(8, 6) for name in parts}
+    parts = {"experts": (2 * K, 6), "columns": (8 * K, 3), "both": (4 * K, 3)}
+    whole = {name: weight(8 * K, 6) for name in parts}
     compiled = {name: TensorType(shape, "float16") for name, shape in parts.items()}
     found = sharded_parameters(whole, compiled, groups, Sharding(4, 2, expert_parallel=4))
-    assert {name: (info.shares, info.data_shares) for name, info in found.items()} == {
-        "experts": (4, 4), "columns": (2, 1), "both": (4, 2)
+    assert {name: (info.shares, info.data_shares, info.row_shares) for name, info in found.items()} == {
+        "experts": (4, 4, 4), "columns": (2, 1, 1), "both": (4, 2, 2)
     }  # fmt: skip
-    # One pair alone keeps all 18 bytes. Level 1 shares 14 of them among those that hold the same, and keeps the
-    # gathered weight and its gradient.
-    settings = StaticSettings(4, 1)
-    assert static_bytes(found["experts"], settings) == 12 * 18
-    assert static_bytes(found["columns"], settings) == 6 * 14 + 24 * 2 + 24 * 4
-    assert static_bytes(found["both"], settings) == 6 * 14 + 12 * 2 + 12 * 4
+    # Level 1 shares 14 bytes of 18 among those that hold the same: the two of a pair, four pairs, and two of them. It
+    # keeps the gathered weight and its gradient.
+    settings = StaticSettings(Sharding(4, 2, expert_parallel=4), 1)
+    assert static_bytes(found["experts"], settings) == (6 * 14 + 12 * 2 + 12 * 4) * K
+    assert static_bytes(found["columns"], settings) == (6 * 14 + 24 * 2 + 24 * 4) * K
+    assert static_bytes(found["both"], settings) == (6 * 14 + 12 * 2 + 12 * 4) * K
 
 
 def test_the_ranks_that_add_up_a_gradient_hold_the_same_share() -> None:

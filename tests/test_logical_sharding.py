@@ -110,7 +110,7 @@ def test_layouts_change_as_mindspore_changes_them(all_to_all: bool, tmp_path: Pa
     """Forty changes among three axes and four ranks: the same collectives, groups and sizes, in the same order."""
     source, settings = "tests.sharding_networks:factory", {"ranks": 4, "seed": 7, "length": 40}
     sharding = Sharding(1, 4, all_to_all=all_to_all)
-    wanted = Compile("chain", source, settings, sharding=sharding, varies=False)
+    wanted = Compile("chain", source, settings, sharding=sharding, records=True, varies=False)
     answer = compile_ranks([Rank(0, 4, (wanted,))], stand_in(), tmp_path)["chain"]
     assert answer.graph is not None, answer.error
     theirs = graph_of(recorded_trace(answer.graph.read_bytes(), load_module(answer.graph), "chain"))

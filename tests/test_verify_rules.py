@@ -6,6 +6,7 @@ A row of cells is a word, one letter for each cell (see `rule_networks`); its pl
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -32,6 +33,7 @@ NO_TRAINABLE = "Stage 0 should has at least 1 trainable parameter"
 NULL_GRADIENT = "The pointer[grad_node] is null"
 NULL_PARAMETER = "The pointer[parameter_ptr] is null"
 CYCLE = "Graph cycle exists"
+UNGATHERED = "the input dimensions must be equal"
 
 
 class Case(NamedTuple):
@@ -47,10 +49,15 @@ class Case(NamedTuple):
     micro_batches: int = 4
     ranks: int = 0
     """Ranks of the cluster; 0 for one a stage."""
+    level: int = 0
+    """Level of `parallel_optimizer`."""
+    width: int = rule_networks.WIDTH
+    """Rows and columns of weights: 256 x 256 floats are shared out by the ranks of a stage, 8 x 8 are not."""
 
     @property
     def name(self) -> str:
-        return f"{self.cells}_{self.places}_{self.schedule}_{self.micro_batches}_{self.ranks}".replace("'", "v")
+        numbers = "_".join(map(str, (self.micro_batches, self.ranks, self.level, self.width)))
+        return f"{self.cells}_{self.places}_{self.schedule}_{numbers}".replace("'", "v")
 
     @property
     def where(self) -> list[tuple[int, int]]:
@@ -122,6 +129,35 @@ CLUSTERS = [
     Case("wwww", "0123", "1f1b", "parallel init failed", ranks=12),
     Case("www", "012", "1f1b", ACCEPTED, ranks=24),
 ]
+TOGETHER = Case("wwbww", "00111", "1f1b", "'value' must have the same shape", ranks=4, level=2, width=256)
+LEVELS = [
+    Case("wwwb", "0011", "1f1b", ACCEPTED, ranks=4, level=1, width=256),
+    Case("ttww", "0011", "1f1b", ACCEPTED, ranks=4, level=1, width=256),
+    Case("wwwb", "0011", "1f1b", ACCEPTED, ranks=4, level=2),
+    Case("wwwb", "0011", "1f1b", "'value' must have the same shape as 'variable'", ranks=4, level=2, width=256),
+    Case("wwwwb", "010'1'1'", "interleaved", "'value' must have the same shape", ranks=4, level=2, width=256),
+    Case("wwwb", "0011", "1f1b", ACCEPTED, ranks=2, level=2, width=256),
+    Case("fwwb", "0011", "1f1b", UNGATHERED, ranks=4, level=2, width=256),
+    Case("ttww", "0011", "1f1b", ACCEPTED, ranks=4, level=2, width=256),
+    Case("wbww", "0011", "1f1b", ACCEPTED, ranks=4, level=2, width=256),
+    Case("wwww", "0011", "1f1b", ACCEPTED, ranks=4, level=3, width=256),
+    Case("wwwb", "0011", "1f1b", "The pointer[context] is null", ranks=2, level=3),
+    Case("wwwb", "0011", "1f1b", "The pointer[context] is null", ranks=4, level=3, width=256),
+    Case("wwwwb", "010'1'1'", "interleaved", "Illegal AnfNode", ranks=4, level=3),
+    Case("fwwb", "0011", "1f1b", ACCEPTED, ranks=4, level=3),
+    Case("fwwb", "0011", "1f1b", UNGATHERED, ranks=4, level=3, width=256),
+    Case("ttww", "0011", "1f1b", ACCEPTED, ranks=4, level=3),
+    Case("ttww", "0011", "1f1b", UNGATHERED, ranks=4, level=3, width=256),
+    Case("wbww", "0011", "1f1b", UNGATHERED, ranks=4, level=3, width=256),
+    Case("wwwb", "0000", "1f1b", ACCEPTED, ranks=2, level=3, width=256),
+]
+SPLIT_LEVELS = [
+    Case("wwww", "011'0'", "zero_bubble_v", ACCEPTED, ranks=4, level=1, width=256),
+    Case("wwww", "011'0'", "zero_bubble_v", ACCEPTED, ranks=4, level=2),
+    Case("wwww", "011'0'", "zero_bubble_v", ACCEPTED, ranks=2, level=3, width=256),
+    Case("wwww", "011'0'", "zero_bubble_v", "Unexpected empty queue", ranks=4, level=2, width=256),
+    Case("wwww", "011'0'", "zero_bubble_v", "Unexpected empty queue", ranks=4, level=3, width=256),
+]
 CASES = [
     *TRAINABLE,
     *STRICTER,
@@ -129,6 +165,9 @@ CASES = [
     *SHARED,
     *SPLIT,
     *CLUSTERS,
+    *LEVELS,
+    TOGETHER,
+    *SPLIT_LEVELS,
     *(Case("wwww", "010'1'", kind, "setting micro_batch_num > 1", micro_batches=1) for kind in ("gpipe", "seqpipe")),
     # The compiler crashes, so this one comes last.
     Case("wwbw", "011'0'", "zero_bubble_v", "ended by SIGSEGV"),
@@ -138,17 +177,19 @@ CASES = [
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the compiler says of every case, all its stages together."""
-    by_rank: dict[tuple[int, int], list[Compile]] = {}
+    by_rank: dict[tuple[int, int, str], list[Compile]] = {}
     for case in CASES:
         ranks = case.ranks or case.stages
         for stage in range(case.stages):
             wanted = Compile(
-                f"{case.name}_{stage}", SOURCE, {"kinds": case.cells}, case.schedule, case.stages, case.micro_batches,
-                cells={f"layers.{number}": place for number, place in enumerate(case.where)},
-                batch_factor=ranks // case.stages,
+                f"{case.name}_{stage}", SOURCE, {"kinds": case.cells, "width": case.width}, case.schedule, case.stages,
+                case.micro_batches, cells={f"layers.{number}": place for number, place in enumerate(case.where)},
+                batch_factor=ranks // case.stages, optimizer_shard_level=case.level,
             )  # fmt: skip
-            by_rank.setdefault((stage * (ranks // case.stages), ranks), []).append(wanted)
-    jobs = [Rank(rank, ranks, tuple(wanted)) for (rank, ranks), wanted in by_rank.items()]
+            # A second compile of shared weights in one process fails on their shapes.
+            own = wanted.name if case.level else ""
+            by_rank.setdefault((stage * (ranks // case.stages), ranks, own), []).append(wanted)
+    jobs = [Rank(rank, ranks, tuple(wanted)) for (rank, ranks, _), wanted in by_rank.items()]
     answers = compile_ranks(jobs, stand_in(), tmp_path_factory.mktemp("rules"))
     return {case.name: "".join(answers[f"{case.name}_{stage}"].error for stage in range(case.stages)) for case in CASES}
 
@@ -225,11 +266,13 @@ def test_a_cluster_of_another_size_is_refused(stages: int, data_parallel: int, r
     problem_from_config(runs, parse_config(config))
 
 
-def posed(cells: str, schedule: str, chunks: int, stages: int = 2) -> Problem:
-    costs = load_costs(SOURCE, {"kinds": cells})
+def posed(
+    cells: str, schedule: str, chunks: int, stages: int = 2, width: int = rule_networks.WIDTH, **further: int
+) -> Problem:
+    costs = load_costs(SOURCE, {"kinds": cells, "width": width})
     assert [unit.name for unit in costs.split.units[: len(cells)]] == [f"layers.{n}" for n in range(len(cells))]
     config = {"stages": stages, "chunks": chunks, "schedule": schedule, "micro_batches": 4, "memory_limit": "1GB"}
-    return pose(subject_of_network(costs, parse_config(config)))
+    return pose(subject_of_network(costs, parse_config({**config, **further})))
 
 
 def test_a_weight_that_two_cells_hold_keeps_them_together() -> None:
@@ -263,3 +306,52 @@ def test_a_virtual_stage_whose_backward_cannot_be_split_is_not_planned(letter: s
 def test_a_stage_with_a_borrowed_weight_only_is_not_planned() -> None:
     problem = posed("wwwwb", "1f1b", 1)
     assert [run.trainable for run in problem.runs for _ in range(run.count)][:5] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize("case", [case for case in LEVELS if case.stages > 1], ids=lambda case: case.name)
+def test_levels_at_which_a_weight_cannot_be_shared(case: Case) -> None:
+    """What the compiler refuses is refused; what it accepts may be planned."""
+    chunks = 1 + max(chunk for _, chunk in case.where)
+    degrees = {"data_parallel": case.ranks // case.stages, "optimizer_shard_level": case.level, "width": case.width}
+    cuts = {unit for unit, (here, there) in enumerate(itertools.pairwise(case.where)) if here != there}
+    if case.compiler:
+        said = f"does not compile level {case.level} where .*the weight layers.0.weight.*optimizer_shard_level to 1"
+        with pytest.raises(InputError, match=said):
+            posed(case.cells, case.schedule, chunks, **degrees)
+        return
+    problem = posed(case.cells, case.schedule, chunks, **degrees)
+    assert not cuts & problem.forbidden_cuts
+
+
+@pytest.mark.parametrize("case", SPLIT_LEVELS, ids=lambda case: case.name)
+def test_levels_at_which_a_backward_cannot_be_split(case: Case) -> None:
+    degrees = {"data_parallel": case.ranks // case.stages, "optimizer_shard_level": case.level, "width": case.width}
+    if not case.compiler:
+        posed(case.cells, case.schedule, 2, **degrees)
+        return
+    with pytest.raises(InputError, match=f"zero_bubble_v does not compile at optimizer_shard_level {case.level}"):
+        posed(case.cells, case.schedule, 2, **degrees)
+
+
+def test_units_that_can_share_a_stage_are_kept_together_at_level_2() -> None:
+    assert TOGETHER.compiler and TOGETHER.where[0] != TOGETHER.where[2]
+    problem = posed("wwbww", "1f1b", 1, data_parallel=2, optimizer_shard_level=2, width=256)
+    assert problem.forbidden_cuts == {0, 1}
+
+
+def test_a_table_of_embedding_and_head_at_levels() -> None:
+    """512 x 128 floats (256 KB) that two ranks share out; embedding and head are the ends of the network."""
+    settings = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "vocab": 512, "tied": True}
+    costs = load_costs("tools.examples.llama:factory", settings)
+    base = {"stages": 2, "micro_batches": 4, "memory_limit": "1GB", "schedule": "1f1b"}
+
+    def pose_at(level: int, **further: int) -> Problem:
+        return pose(subject_of_network(costs, parse_config({**base, "optimizer_shard_level": level, **further})))
+
+    assert pose_at(1, data_parallel=2).forbidden_cuts == pose_at(2, data_parallel=1).forbidden_cuts == frozenset()
+    for level, ranks in ((2, 2), (3, 2), (3, 1)):
+        with pytest.raises(
+            InputError, match=f"level {level} where embedding, head.* read the weight embedding.weight.*level to 1"
+        ):
+            pose_at(level, data_parallel=ranks)
+    pose_at(3, data_parallel=2, stages=1)

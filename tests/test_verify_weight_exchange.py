@@ -7,13 +7,22 @@ from verify_plans import needs_compiler
 
 from tools.verified_weight_exchange import CASES, Case, compiled, predicted
 
-EVERYDAY = (Case("cast to float16", 4, 1, 1), Case("cast to float16", 4, 3, 0), Case("llama", 2, 3, 1))
-"""Weights cast before they are gathered, one that cannot be cut evenly, small ones, and gathers in both directions."""
+EVERYDAY = (
+    Case("cast to float16", 4, 1, 1),
+    Case("cast to float16", 4, 3, 0),
+    Case("llama", 2, 3, 1),
+    Case("pairs", 2, 2, 0),
+    Case("pairs of 4", 2, 1, 1),
+    Case("mixtral, pairs", 2, 1, 1),
+)
+"""Weights cast before they are gathered, one that cannot be cut evenly, small ones, gathers in both directions; weights
+that tensor-parallel ranks hold whole or in parts, on both sides of 64 KB; experts."""
 
 
 def compare(cases: tuple[Case, ...]) -> None:
     for case, found in compiled(cases).items():
-        assert found and predicted(case) == found, case
+        assert found.collectives and found.owned_bytes, case
+        assert predicted(case) == found, case
 
 
 @needs_compiler

@@ -48,7 +48,7 @@ def costs() -> NetworkCosts:
 
 
 def evaluated(costs: NetworkCosts, ranks: int = 2, level: int = 0, overlap: tuple[str, ...] = ()) -> EvaluatedCosts:
-    static = StaticSettings(ranks, level)
+    static = StaticSettings(Sharding(ranks, 1), level)
     return evaluate_costs(costs, MACHINE, {"b": 4}, static, [MACHINE.intra_node], overlap=overlap)
 
 
@@ -74,10 +74,28 @@ def test_ranks_with_the_same_share_sum_its_gradient(
     weights = {
         name: replace(weight, shares=shares, data_shares=data_shares) for name, weight in costs.graph.parameters.items()
     }
-    graph = replace(costs.graph, parameters=weights, sharding=Sharding(4, 2))
+    graph = replace(costs.graph, parameters=weights)
     number = next(number for number, unit in enumerate(costs.split.units) if unit.name == "layers.1")
-    found = weight_collectives(graph, costs.split, number, StaticSettings(4))
+    found = weight_collectives(graph, costs.split, number, StaticSettings(Sharding(4, 2)))
     assert {collective.ranks for collective in found} == ({ranks} if ranks else set())
+
+
+def test_neighbours_hold_what_fewer_parts_than_ranks_are_made_of(costs: NetworkCosts) -> None:
+    """Two samples, four ranks each, halves: ranks 0 and 1 of each four hold the first one (compiled: `pairs of 4`)."""
+    graph = replace(
+        costs.graph, parameters={name: replace(weight, shares=2) for name, weight in costs.graph.parameters.items()}
+    )
+    found = weight_collectives(graph, costs.split, 1, StaticSettings(Sharding(2, 4)))
+    assert {collective.ranks for collective in found} == {(0, 1, 4, 5)}
+
+
+def test_weights_that_are_not_trained_are_gathered_only(costs: NetworkCosts) -> None:
+    """As compiled (`pairs`): shared out like others, without gradients to sum."""
+    frozen = {name: replace(weight, trainable=False) for name, weight in costs.graph.parameters.items()}
+    graph = replace(costs.graph, parameters=frozen)
+    settings = [StaticSettings(Sharding(2, 1), level) for level in range(4)]
+    moments = [[item.moment.name for item in weight_collectives(graph, costs.split, 1, each)] for each in settings]
+    assert moments == [[], ["START"] * 2, ["START"] * 2, ["FORWARD", "BACKWARD"] * 2]
 
 
 def test_level_1_gathers_before_and_sums_after_the_pipeline(costs: NetworkCosts) -> None:

@@ -167,7 +167,9 @@ def stages(costs: NetworkCosts, data: Mapping[str, Any], gathered_bytes: int = 4
 
 def layer_runs(costs: NetworkCosts, stage_count: int, gathered_bytes: int = 4) -> tuple[Run, ...]:
     """What the network is made of, with recipes as options of its layers; times are placeholders."""
-    settings = StaticSettings(DEVICES // stage_count // TENSOR_PARALLEL, optimizer_shard_level=1)
+    settings = StaticSettings(
+        Sharding(DEVICES // stage_count // TENSOR_PARALLEL, TENSOR_PARALLEL), optimizer_shard_level=1
+    )
     known = costs.graph.parameters
     found = []
     for number, (unit, model) in enumerate(zip(costs.split.units, costs.models, strict=True)):

@@ -58,11 +58,10 @@ def layer_costs(model: Mapping[str, int], sequence: int, vocab: int, sequence_pa
     """
     settings = {
         "layers": 1, "hidden": model["h"], "heads": model["a"], "vocab": vocab, "sequence": sequence,
-        "batch": model["b"], "dtype": "float16",
+        "batch": model["b"], "dtype": "float16", "sequence_parallel": sequence_parallel,
     }  # fmt: skip
     sharding = Sharding(data_parallel=1, tensor_parallel=model["t"])
-    network = "gpt_tokens_sharded" if sequence_parallel else "gpt_sharded"
-    recorded, _ = record_sharded(f"tools.examples.{network}:factory", settings, sharding)
+    recorded, _ = record_sharded("tools.examples.gpt_sharded:factory", settings, sharding)
     return network_costs(graph_of(recorded))
 
 

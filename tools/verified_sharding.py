@@ -127,7 +127,9 @@ def compile_cases(cases: Sequence[Case], folder: Path, at_once: int | None = Non
     for case in cases:
         known = read_answer(folder, case.name)
         if known is None or known.graph is None:
-            wanted = Compile(case.name, case.source, factory_settings(case), sharding=case.sharding, varies=False)
+            wanted = Compile(
+                case.name, case.source, factory_settings(case), sharding=case.sharding, records=True, varies=False
+            )
             ranks.append(Rank(0, case.sharding.ranks, (wanted,)))
     answers = compile_ranks(ranks, stand_in(), folder, at_once=at_once)
     wrong = [f"{answer.name}: {answer.error}" for answer in answers.values() if answer.error]

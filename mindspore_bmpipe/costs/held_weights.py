@@ -17,15 +17,16 @@ def held_weights(graph: CellGraph, unit: Unit) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for cell in graph.cells if cell.path in unit.cells for name in cell.parameters))
 
 
-def has_trainable_product(graph: CellGraph, unit: Unit) -> bool:
-    """Whether a trainable weight of the unit is a factor of a matrix product."""
+def product_weights(graph: CellGraph, unit: Unit) -> frozenset[str]:
+    """Names of trainable weights of the unit that are factors of matrix products."""
     held = {name for name in held_weights(graph, unit) if graph.parameters[name].trainable}
     products = (graph.operations[number] for number in unit.forward)
-    return any(
-        weight_behind(graph, tensor) in held
+    return frozenset(
+        name
         for product in products
         if product.primitive == SPLIT_PRODUCT
         for tensor in read_tensors(product)
+        if (name := weight_behind(graph, tensor)) in held and name is not None
     )
 
 

@@ -9,8 +9,9 @@ buffer in which the gradients of a step's micro-batches are added up, w the weig
     2                         AllGather w                       ReduceScatter g
     3                                             AllGather w   AllGather w, ReduceScatter g
 
-Forward and backward are those of every micro-batch. Backward gathers only what it reads: not the table of an
-embedding. Recomputation changes nothing, since what backward has gathered serves the forward that runs again.
+Forward and backward are those of every micro-batch. Weights that are not trained are gathered like others. Backward
+gathers only what it reads: not the table of an embedding. Recomputation changes nothing, since what backward has
+gathered serves the forward that runs again.
 """
 
 from __future__ import annotations
@@ -24,14 +25,12 @@ from mindspore_bmpipe.costs.static_memory import (
     element_bytes,
     gradient_bytes,
     held_elements,
-    weight_bytes,
+    sharing_level,
 )
-from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, ParameterInfo, Sharding, read_tensors
+from mindspore_bmpipe.costs.weight_holders import weight_holders
+from mindspore_bmpipe.graph.cell_graph import CellGraph, Operation, ParameterInfo, read_tensors
 from mindspore_bmpipe.graph.mindir import BYTES_PER_ELEMENT
 from mindspore_bmpipe.graph.units import Unit, UnitSplit
-
-SMALLEST_SHARED_BYTES = 64 * 1024
-"""Weights below this are not shared out (`parallel_optimizer_threshold`, 64 KB by default)."""
 
 
 class Moment(Enum):
@@ -76,20 +75,19 @@ def weight_collectives(
         graph: the network, or what one rank runs of it.
         split: its units.
         number: the unit.
-        settings: ranks that hold the same weights, and what they share out.
+        settings: ranks of a stage, and what those share out that hold the same.
     """
-    sharding = graph.sharding or Sharding(settings.data_parallel, 1)
-    if sharding.ranks < 2:
+    if settings.sharding.ranks < 2:
         return ()
     unit = split.units[number]
     uses = _Uses(graph, unit)
     found: list[WeightCollective] = []
     for name in unit.parameters:
         weight = graph.parameters[name]
-        ranks = _holders(weight, sharding)
-        if not weight.trainable or len(ranks) < 2:
+        ranks = weight_holders(weight, settings.sharding)
+        if len(ranks) < 2:
             continue
-        level = settings.optimizer_shard_level if _can_be_shared(weight, len(ranks)) else 0
+        level = sharing_level(weight, settings)
         if level == 0 and split.owner(name, number) != number:
             continue
         gradient = gradient_bytes(weight, StaticSettings(float32_state=settings.float32_state))
@@ -104,29 +102,11 @@ def weight_collectives(
             ),
         }
         for moment, primitive in moments[level]:
+            if primitive != "AllGather" and not weight.trainable:
+                continue
             volume = uses.gathered_bytes(weight) if primitive == "AllGather" else gradient
             found.append(WeightCollective(moment, primitive, ranks, volume, name))
     return tuple(found)
-
-
-def _holders(weight: ParameterInfo, sharding: Sharding) -> tuple[int, ...]:
-    """Ranks of a stage that hold the same share of a weight as its first rank does.
-
-    Tensor-parallel ranks lie side by side, and so do groups of them that hold the same experts.
-    """
-    across = sharding.tensor_parallel
-    inner = weight.shares // weight.data_shares
-    return tuple(
-        outer * across + rank
-        for outer in range(sharding.ranks // across // weight.data_shares)
-        for rank in range(0, across, max(1, inner))
-    )
-
-
-def _can_be_shared(weight: ParameterInfo, ranks: int) -> bool:
-    """Whether MindSpore shares a weight out: it is large enough, and its first axis can be cut evenly."""
-    shape = weight.type.shape
-    return weight_bytes(weight) >= SMALLEST_SHARED_BYTES and bool(shape) and shape[0] % ranks == 0
 
 
 class _Uses:

@@ -102,6 +102,8 @@ class ParameterInfo:
     """Equal parts that ranks of a stage hold of it, one each; ``type`` is the whole weight."""
     data_shares: int = 1
     """Of these, parts that data- and context-parallel ranks tell apart, as they do experts; divides :attr:`shares`."""
+    row_shares: int = 1
+    """Of these, parts that its first axis is cut into; divides :attr:`shares`."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def sharded_parameters(
     """
     found = {}
     for name, info in parameters.items():
-        shares = 1
+        shares = row_shares = 1
         if name in compiled:
             whole, part = math.prod(info.type.shape), math.prod(compiled[name].shape)
             if whole % part:
@@ -97,7 +97,10 @@ def sharded_parameters(
                     "no share of it; write the file again with 'bmpipe trace --sharded'"
                 )
             shares = whole // part
-        found[name] = replace(info, shares=shares, data_shares=_data_shares(shares, groups.get(name), sharding))
+            if shares > 1:
+                row_shares = info.type.shape[0] // compiled[name].shape[0]
+        data_shares = _data_shares(shares, groups.get(name), sharding)
+        found[name] = replace(info, shares=shares, data_shares=data_shares, row_shares=row_shares)
     return found
 
 

@@ -152,7 +152,12 @@ class _Forward:
         columns = self._sharding.tensor_parallel
         held = {name: share.layout for name, share in self._weights.items()}
         parameters = {
-            name: replace(info, shares=shares(held[name]), data_shares=shares_apart(held[name], columns))
+            name: replace(
+                info,
+                shares=shares(held[name]),
+                data_shares=shares_apart(held[name], columns),
+                row_shares=parts(held[name][0]) if held[name] else 1,
+            )
             if name in held
             else info
             for name, info in graph.parameters.items()

@@ -28,7 +28,7 @@ def compiled(wanted: Compile) -> bytes:
         Exception: whatever MindSpore raises when it does not compile.
     """
     settings: dict[str, Any] = {"dataset_strategy": "full_batch", "pipeline_stages": wanted.stages}
-    if wanted.all_to_all or (wanted.sharding is not None and wanted.sharding.all_to_all):
+    if wanted.sharding.all_to_all:
         settings["enable_alltoall"] = True
     scheduler = SCHEDULERS[wanted.schedule]
     os.environ.update(scheduler.environment)
@@ -43,7 +43,7 @@ def compiled(wanted: Compile) -> bytes:
         with compile_private.parallel(**settings):
             network, inputs = build_factory(wanted.source, wanted.settings)
             compile_private.start()
-            if wanted.sharding is not None:
+            if wanted.records:
                 return recorded_file(network, inputs, wanted.sharding, wanted.varies)
             if wanted.plan is not None:
                 apply(network, load_plan(wanted.plan))

@@ -38,6 +38,9 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 """Every schedule of :data:`mindspore_bmpipe.config.MINDSPORE_SCHEDULES`."""
 
 
+_ONE_RANK = Sharding(1, 1)
+
+
 @dataclass(frozen=True)
 class Compile:
     """One training step to compile, as one rank of a cluster."""
@@ -60,15 +63,14 @@ class Compile:
     """Cell path -> stage and segment, where there is no plan."""
     batch_factor: int = 1
     """How many times the factory's batch a micro-batch is, so that ranks added to fill a cluster get one each."""
-    sharding: Sharding | None = None
-    """Ranks of one stage, to record the joint graph of one of them at several sizes; `None` to compile the training
-    step."""
-    all_to_all: bool = False
-    """Whether a training step is compiled with MindSpore's `enable_alltoall`."""
+    sharding: Sharding = _ONE_RANK
+    """Ranks of one stage, as far as the compile depends on them."""
+    records: bool = False
+    """Whether to record the joint graph of a stage instead of compiling the training step."""
     optimizer_shard_level: int = 0
     """Level of `parallel_optimizer` for the training step, 1 to 3; 0 for none."""
     varies: bool = True
-    """Whether such a graph is recorded at several sizes of the inputs; otherwise at theirs only."""
+    """Whether a joint graph is recorded at several sizes of the inputs; otherwise at theirs only."""
 
 
 def cluster_size(stages: int, ranks_per_stage: int = 1) -> int:
@@ -111,7 +113,7 @@ def read_compiles(path: Path) -> tuple[Compile, ...]:
             **{
                 **document,
                 "cells": {name: tuple(place) for name, place in document["cells"].items()},
-                "sharding": document["sharding"] and Sharding(**document["sharding"]),
+                "sharding": Sharding(**document["sharding"]),
             }
         )
         for document in documents

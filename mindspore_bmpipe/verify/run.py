@@ -203,7 +203,7 @@ def _rank(
         micro_batches=int(plan.settings["micro_batches"]),
         plan=str(Path(plan_path).resolve()),
         batch_factor=filling,
-        all_to_all=_sharding(plan).all_to_all,
+        sharding=_sharding(plan),
     )
     return Rank(stage * (ranks // count), ranks, (wanted,))
 

@@ -54,7 +54,7 @@ def record_sharded(
         )
     given = with_degrees(source, settings, sharding)
     wanted = Compile(
-        name=_NAME, source=source, settings=given, sharding=sharding, varies=varies,
+        name=_NAME, source=source, settings=given, sharding=sharding, records=True, varies=varies,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bmpipe-") as folder:
         answers = compile_ranks([Rank(0, sharding.ranks, (wanted,))], stand_in(), Path(folder), time_limit_s)
