@@ -4,9 +4,9 @@ The joint projection of attention and the first of the MLP are split by columns,
 table, which is the head as well, by rows. The loss has no strategy: MindSpore shares its rows over all ranks.
 
 With sequence parallelism the ranks also share the tokens between these products (arXiv 2205.05198): norms, dropouts and
-residual sums are split by tokens, with a gather before the products that are split by columns and a reduce-scatter after
-those that are split by rows. States are (b * s, hidden) then: tokens of (b, s, hidden) split along s would lie apart in
-the rows of the products.
+residual sums are split by tokens, with a gather before the products that are split by columns and a reduce-scatter
+after those that are split by rows. States are (b * s, hidden) then: tokens of (b, s, hidden) split along s would lie
+apart in the rows of the products.
 """
 
 from __future__ import annotations
