@@ -85,6 +85,22 @@ def test_a_saved_plan_holds_all_that_its_simulation_needs(settings: dict[str, An
         assert idle.busy_ms + idle.idle_ms == pytest.approx(simulation.step_time_ms)
 
 
+def test_a_plan_from_before_split_backwards_said_what_runs_again_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan_of(SETTINGS[2]).save(path)
+    document = json.loads(path.read_text())
+    for load in document["loads"]:
+        # It recomputes nothing, so nothing runs again.
+        assert load.pop("repeated_ms") == [0.0, 0.0]
+    path.write_text(json.dumps(document))
+    plan = load_plan(path)
+    assert simulate_plan(plan).step_time_ms == pytest.approx(plan.solver.step_time_ms)
+    wrong = [{**load, "repeated_ms": [0.0]} for load in document["loads"]]
+    path.write_text(json.dumps({**document, "loads": wrong}))
+    with pytest.raises(InputError, match="2 stages of 2 chunks"):
+        simulate_plan(load_plan(path))
+
+
 def test_json_and_table_say_the_same(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(saved), "--json", "-q"]) == 0
     answer = json.loads(capfd.readouterr().out)
