@@ -57,7 +57,8 @@ _UNIT_KEYS = {
     "weight_gradient_ms",
     "update_bytes",
 }
-_OPTION_KEYS = {"name", "saved_bytes", "extra_backward_ms", "working_set_bytes"}
+_REPEATED_KEYS = ("repeated_ms", "repeated_after_ms")
+_OPTION_KEYS = {"name", "saved_bytes", "extra_backward_ms", "working_set_bytes", *_REPEATED_KEYS}
 _SAPP_TABLE_KEYS = {"name", "stage_const_mem", "layers_description", "body_layer_names", "pre_defined_layer"}
 _SAPP_LAYER_KEYS = {"name", "type", "model_name", "nb_layer", "time", "forward_time", "memory_parameter"} | {
     key for option in _SAPP_OPTIONS for key in (option.memory_key, option.time_key, option.coefficient_key)
@@ -154,6 +155,7 @@ def _parse_own(data: Mapping[str, Any], where: str) -> LayerTable:
                     saved_bytes=_bytes(option, "saved_bytes", spot),
                     extra_backward_ms=_number(option, "extra_backward_ms", spot),
                     working_set_bytes=_bytes(option, "working_set_bytes", spot, 0),
+                    **{key: _number(option, key, spot) for key in _REPEATED_KEYS if key in option},
                 )
             )
         _refuse_repeated(place, [option.name for option in options])

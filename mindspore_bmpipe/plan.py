@@ -139,6 +139,8 @@ class StageLoad:
     """Time before the first forward in which ranks gather shared weights; no part of the step time."""
     reduce_ms: float = 0.0
     """Time after the last backward in which ranks add up gradients; no part of the step time."""
+    repeated_ms: tuple[float, ...] = ()
+    """What weight gradients of each chunk run again where they run apart; empty if the schedule never does that."""
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def plan_of(subject: Subject, problem: Problem, solution: Solution) -> Plan:
 
 
 def _loads(problem: Problem, decision: Decision) -> tuple[StageLoad, ...]:
-    weights = virtual_stage_weights(problem, decision)
+    weights, repeated = virtual_stage_weights(problem, decision) or (None, None)
     ends = stage_ends(problem, decision)
     return tuple(
         StageLoad(
@@ -202,6 +202,7 @@ def _loads(problem: Problem, decision: Decision) -> tuple[StageLoad, ...]:
             update_bytes=parts.update_bytes,
             gather_ms=gather,
             reduce_ms=reduce,
+            repeated_ms=() if repeated is None else tuple(repeated[virtual] for virtual in virtuals),
         )
         for virtuals, parts, (gather, reduce) in zip(
             schedule_of(problem).virtual_of_chunk, memory_parts(problem, decision), ends, strict=True

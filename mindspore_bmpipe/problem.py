@@ -19,7 +19,7 @@ the times of the decision.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,8 @@ import numpy.typing as npt
 from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.problem_data import Option, Pin, Problem, Run, schedule_of
 from mindspore_bmpipe.schedule import in_flight_rows, splits_backward, step_times
+from mindspore_bmpipe.schedule.actions import WEIGHT
+from mindspore_bmpipe.split_backward import decision_repeated, repeats_of, split_times
 from mindspore_bmpipe.transfers import decision_transfers, least_transfers
 
 __all__ = [
@@ -95,7 +97,7 @@ class Bubble:
     imbalance: float
     """What the other parts leave: unequal stages, or a warm-up other than the even one. May be negative."""
     recompute: float
-    """Mean recomputation time of a stage, m / p * sum(extra)."""
+    """Mean recomputation time of a stage, m / p * sum(extra), and what separate weight gradients run again."""
     communication: float
     """What the step would gain if transfers were free."""
 
@@ -172,16 +174,21 @@ def virtual_stage_times(problem: Problem, decision: Decision) -> tuple[list[floa
     return forward, backward
 
 
-def virtual_stage_weights(problem: Problem, decision: Decision) -> list[float] | None:
-    """The part of each virtual stage's backward that makes weight gradients; `None` if the schedule never splits it."""
-    schedule = schedule_of(problem)
-    if not splits_backward(schedule):
+def virtual_stage_weights(problem: Problem, decision: Decision) -> list[list[float]] | None:
+    """What makes weight gradients of each virtual stage, and what they run again where they are apart: two rows.
+
+    The first is part of the virtual stage's backward, the second comes on top of it. `None` if the schedule never
+    splits backwards.
+    """
+    repeated = decision_repeated(problem, decision.counts)
+    if repeated is None:
         return None
     weight = [0.0] * problem.virtual_stages
+    stage_of_virtual = schedule_of(problem).stage_of_virtual
     for run, placed in zip(problem.runs, decision.counts, strict=True):
         for virtual, by_option in enumerate(placed):
-            weight[virtual] += sum(by_option) * run.split_weight_ms / problem.speeds[schedule.stage_of_virtual[virtual]]
-    return weight
+            weight[virtual] += sum(by_option) * run.split_weight_ms / problem.speeds[stage_of_virtual[virtual]]
+    return [weight, repeated]
 
 
 def simulated_ms(
@@ -197,15 +204,13 @@ def simulated_ms(
         problem: gives the schedule and the transfer times.
         forward_ms: forward times.
         backward_ms: whole backward times.
-        weight_ms: weight gradients in them, or `None` if the schedule never splits backwards.
+        weight_ms: weight gradients in them and what those run again if they are apart, shape (plans, 2, K) or (2, K);
+            `None` if the schedule never splits backwards.
         transfer_ms: transfer times, shape (K - 1,) or (plans, K - 1); by default the least there can be, which makes
             the result a lower bound unless all cuts take the same.
     """
     transfer = least_transfers(problem) if transfer_ms is None else transfer_ms
-    backward = np.asarray(backward_ms, dtype=np.float64)
-    if weight_ms is not None:
-        backward = np.maximum(backward - np.asarray(weight_ms, dtype=np.float64), 0.0)
-    return step_times(schedule_of(problem), forward_ms, backward, transfer, weight_ms)
+    return step_times(schedule_of(problem), forward_ms, *split_times(backward_ms, transfer, weight_ms))
 
 
 def stage_constants(problem: Problem) -> tuple[int, ...]:
@@ -296,6 +301,17 @@ def recompute_ms(problem: Problem, decision: Decision) -> float:
     )
 
 
+def _repeated_ms(problem: Problem, repeated: Sequence[float]) -> float:
+    """What all separate weight gradients of a step run again, at speed 1, from what one of each virtual stage does."""
+    schedule = schedule_of(problem)
+    return math.fsum(
+        repeated[schedule.virtual_of_chunk[stage][action.chunk]] * problem.speeds[stage]
+        for stage, order in enumerate(schedule.orders)
+        for action in order
+        if action.kind == WEIGHT
+    )
+
+
 def evaluate(problem: Problem, decision: Decision) -> Evaluation:
     """What a decision costs. It need not be feasible, but its counts must have the problem's shape.
 
@@ -317,6 +333,8 @@ def evaluate(problem: Problem, decision: Decision) -> Evaluation:
     total = step_time / ideal - 1
     preparation = (problem.stages - 1) / (problem.chunks * problem.micro_batches)
     recompute = problem.micro_batches / sum(problem.speeds) * recompute_ms(problem, decision) / ideal
+    if weight is not None:
+        recompute += _repeated_ms(problem, weight[1]) / sum(problem.speeds) / ideal
     communication = (step_time - free) / ideal
     imbalance = total - preparation - recompute - communication
     stages = tuple(
@@ -336,14 +354,20 @@ def evaluate(problem: Problem, decision: Decision) -> Evaluation:
 
 
 def expand_decision(problem: Problem, decision: Decision) -> tuple[Placement, ...]:
-    """Where every unit sits, in unit order; inside a virtual stage, options of a run are dealt out in option order."""
+    """Where every unit sits, in unit order.
+
+    Inside a virtual stage, options of a run are dealt out in option order, or so that least runs again where the
+    schedule splits backwards.
+    """
     schedule = schedule_of(problem)
     chunk_of_virtual = schedule.chunk_of_virtual
+    splits = splits_backward(schedule)
     placements: list[Placement] = []
-    for index, placed in enumerate(decision.counts):
+    for index, (run, placed) in enumerate(zip(problem.runs, decision.counts, strict=True)):
+        dealing = repeats_of(run).dealing() if splits else range(len(run.options))
         for virtual, by_option in enumerate(placed):
-            for option, count in enumerate(by_option):
-                for _ in range(count):
+            for option in dealing:
+                for _ in range(by_option[option]):
                     stage, chunk = schedule.stage_of_virtual[virtual], chunk_of_virtual[virtual]
                     placements.append(Placement(len(placements), index, virtual, stage, chunk, option))
     return tuple(placements)

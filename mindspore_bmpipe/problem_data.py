@@ -24,6 +24,12 @@ class Option:
     """Time recomputation adds to the backward of a unit, at least 0."""
     working_set_bytes: int = 0
     """Bytes alive only while a unit's backward runs, at least 0."""
+    repeated_ms: float | None = None
+    """What a separate weight gradient runs again of a unit, if nothing before it in its chunk runs again; at least 0,
+    and `None` for all of `extra_backward_ms`. Only schedules that split backwards need it."""
+    repeated_after_ms: float | None = None
+    """The same if something before it does, so that gradients of the unit's inputs are made again too; at least that,
+    and `None` for all of `extra_backward_ms` and all of the backward but its weight gradients."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +258,9 @@ def _validate_run(where: str, run: Run) -> None:
         _require_integer(f"{place}.saved_bytes", option.saved_bytes, 0)
         _require_time(f"{place}.extra_backward_ms", option.extra_backward_ms)
         _require_integer(f"{place}.working_set_bytes", option.working_set_bytes, 0)
+        for name in ("repeated_ms", "repeated_after_ms"):
+            if getattr(option, name) is not None:
+                _require_time(f"{place}.{name}", getattr(option, name))
 
 
 def _require_integer(where: str, value: object, minimum: int) -> None:

@@ -283,7 +283,15 @@ def _runs(evaluated: EvaluatedCosts) -> tuple[Run, ...]:
                 backward_ms=first.backward_ms,
                 static_bytes=first.static_bytes,
                 options=tuple(
-                    Option(o.name, o.saved_bytes, o.extra_backward_ms, o.working_set_bytes) for o in first.options
+                    Option(
+                        o.name,
+                        o.saved_bytes,
+                        o.extra_backward_ms,
+                        o.working_set_bytes,
+                        o.repeated_ms,
+                        o.repeated_after_ms,
+                    )
+                    for o in first.options
                 ),
                 trainable=first.trainable,
                 weight_gradient_ms=first.weight_gradient_ms,

@@ -102,7 +102,7 @@ def random_chunked_problem(seed: int) -> Problem:
         pins=pins,
         stage_speeds=tuple(rng.choice([1.0, 0.7, 1.3]) for _ in range(stages)) if rng.random() < 0.4 else (),
     )
-    return _with_updates(problem, seed)
+    return _with_repeats(_with_updates(problem, seed), seed)
 
 
 def small(**changes: object) -> Problem:
@@ -155,6 +155,20 @@ def _with_updates(problem: Problem, seed: int) -> Problem:
     if rng.random() < 0.5:
         return problem
     return replace(problem, runs=tuple(replace(run, update_bytes=rng.randint(0, 4 * 10**9)) for run in problem.runs))
+
+
+def _with_repeats(problem: Problem, seed: int) -> Problem:
+    """Two of three problems say what weight gradients run again, which need not be what options recompute."""
+    rng = random.Random(f"repeats {seed}")
+    if rng.random() < 1 / 3:
+        return problem
+
+    def saying(option: Option) -> Option:
+        first = rng.choice([0.0, option.extra_backward_ms, rng.random() * 5])
+        return replace(option, repeated_ms=first, repeated_after_ms=first + rng.choice([0.0, rng.random() * 8]))
+
+    runs = tuple(replace(run, options=tuple(map(saying, run.options))) for run in problem.runs)
+    return replace(problem, runs=runs)
 
 
 def with_full(problem: Problem) -> Problem:

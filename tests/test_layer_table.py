@@ -174,3 +174,14 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, words: str) -> Non
     with pytest.raises(InputError, match=words) as caught:
         load_layer_table(path)
     assert str(path) in str(caught.value)
+
+
+def test_what_weight_gradients_run_again_may_be_given() -> None:
+    table = copy.deepcopy(OWN)
+    table["units"][1]["options"][1] |= {"repeated_ms": 1.5, "repeated_after_ms": 4}
+    kept, both = parse_layer_table(table).runs[1].options
+    assert (kept.repeated_ms, kept.repeated_after_ms) == (None, None)
+    assert (both.repeated_ms, both.repeated_after_ms) == (1.5, 4.0)
+    table["units"][1]["options"][1]["repeated_ms"] = "1.5"
+    with pytest.raises(InputError, match=r"units\[1\].options\[1\].repeated_ms"):
+        parse_layer_table(table)

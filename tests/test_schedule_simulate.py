@@ -27,7 +27,12 @@ DATA = Path(__file__).parent / "data"
 
 
 def event_simulation(
-    schedule: Schedule, forward: list[float], backward: list[float], weight: list[float], transfers: list[float]
+    schedule: Schedule,
+    forward: list[float],
+    backward: list[float],
+    weight: list[float],
+    transfers: list[float],
+    repeated: list[float] | None = None,
 ) -> dict[tuple[int, Action], tuple[float, float]]:
     """Start and end of every action, by running the stages as machines on an event queue.
 
@@ -35,7 +40,8 @@ def event_simulation(
     the sending action ends. Nothing here looks at a graph or a level.
     """
     whole = [inputs + weights for inputs, weights in zip(backward, weight, strict=True)]
-    durations = {"F": forward, "B": backward, "W": weight, "BW": whole}
+    apart = weight if repeated is None else [own + again for own, again in zip(weight, repeated, strict=True)]
+    durations = {"F": forward, "B": backward, "W": apart, "BW": whole}
     messages = {"F": "F", "B": "B", "BW": "B", "W": "W"}
     virtual_at = {(s, schedule.chunk_of_virtual[k]): k for k, s in enumerate(schedule.stage_of_virtual)}
     last = schedule.virtual_stages - 1
@@ -120,17 +126,20 @@ def test_random_orders_agree_with_the_event_simulation(seed: int) -> None:
     rng = random.Random(seed)
     schedule = random_schedule(rng)
     size = schedule.virtual_stages
-    forward, backward, weight = ([rng.choice([0.0, rng.random(), 3.0]) for _ in range(size)] for _ in range(3))
+    forward, backward, weight, repeated = (
+        [rng.choice([0.0, rng.random(), 3.0]) for _ in range(size)] for _ in range(4)
+    )
     transfer: float | list[float] = rng.choice([0.0, rng.random(), [rng.random() for _ in range(size - 1)]])
     transfers = list(np.broadcast_to(transfer, (size - 1,)))
-    expected = event_simulation(schedule, forward, backward, weight, transfers)
-    for timed in timeline(schedule, forward, backward, transfer, weight):
+    expected = event_simulation(schedule, forward, backward, weight, transfers, repeated)
+    for timed in timeline(schedule, forward, backward, transfer, weight, repeated):
         assert (timed.start_ms, timed.end_ms) == pytest.approx(expected[timed.stage, timed.action])
     longest = max(end for _, end in expected.values())
-    assert step_times(schedule, forward, backward, transfer, weight)[0] == pytest.approx(longest)
-    for path in critical_paths(schedule, forward, backward, transfer, weight):
+    assert step_times(schedule, forward, backward, transfer, weight, repeated)[0] == pytest.approx(longest)
+    for path in critical_paths(schedule, forward, backward, transfer, weight, repeated):
         length = np.dot(path.forward, forward) + np.dot(path.backward, backward) + np.dot(path.weight, weight)
-        assert length + np.dot(path.transfers, transfers) == pytest.approx(longest)
+        length += np.dot(path.apart, repeated) + np.dot(path.transfers, transfers)
+        assert length == pytest.approx(longest)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -38,6 +38,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"stages": 2, "micro_batches": 4, "schedule": "1f1b", "memory_limit": 800},
     {"stages": 2, "micro_batches": 6, "schedule": "interleaved", "chunks": 2, "memory_limit": 900},
     {"stages": 2, "micro_batches": 6, "schedule": "zero_bubble_v", "memory_limit": 900},
+    {"stages": 2, "micro_batches": 6, "schedule": "zero_bubble_v", "memory_limit": 700},
 )
 
 
@@ -52,14 +53,14 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: str(s["schedule"]))
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s['schedule']}_{s['memory_limit']}")
 def test_a_saved_plan_holds_all_that_its_simulation_needs(settings: dict[str, Any], tmp_path: Path) -> None:
     plan_of(settings).save(tmp_path / "plan.json")
     plan = load_plan(tmp_path / "plan.json")
     simulation = simulate_plan(plan)
     schedule = make_schedule(settings["schedule"], 2, plan.settings["chunks"], settings["micro_batches"])
     size = schedule.virtual_stages
-    forward, whole, weight = [0.0] * size, [0.0] * size, [0.0] * size
+    forward, whole, weight, repeated = ([0.0] * size for _ in range(4))
     for stage, virtuals in enumerate(schedule.virtual_of_chunk):
         for chunk, virtual in enumerate(virtuals):
             units = plan.stages[stage].chunks[chunk].units.get("body", {})
@@ -67,8 +68,12 @@ def test_a_saved_plan_holds_all_that_its_simulation_needs(settings: dict[str, An
             whole[virtual] = 2.0 * sum(units.values()) + units.get("full", 0)
             # Half of the backward of a unit without recomputation.
             weight[virtual] = float(sum(units.values())) if splits_backward(schedule) else 0.0
+            # Recomputation, and behind the first unit that has any the gradients of inputs, half of the backward too.
+            again = units.get("full", 0)
+            repeated[virtual] = again + 1.0 * max(0, again - 1) if splits_backward(schedule) else 0.0
     inputs = [total - part for total, part in zip(whole, weight, strict=True)]
-    expected = event_simulation(schedule, forward, inputs, weight, [0.25] * (schedule.virtual_stages - 1))
+    expected = event_simulation(schedule, forward, inputs, weight, [0.25] * (schedule.virtual_stages - 1), repeated)
+    assert any(repeated) == (settings["memory_limit"] == 700)
     assert simulation.step_time_ms == pytest.approx(max(end for _, end in expected.values()))
     assert simulation.step_time_ms == pytest.approx(plan.solver.step_time_ms)
     for entry in simulation.timed:
@@ -78,6 +83,22 @@ def test_a_saved_plan_holds_all_that_its_simulation_needs(settings: dict[str, An
         assert curve[-1].bytes == stage.static_bytes
     for idle in simulation.idle:
         assert idle.busy_ms + idle.idle_ms == pytest.approx(simulation.step_time_ms)
+
+
+def test_a_plan_from_before_split_backwards_said_what_runs_again_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan_of(SETTINGS[2]).save(path)
+    document = json.loads(path.read_text())
+    for load in document["loads"]:
+        # It recomputes nothing, so nothing runs again.
+        assert load.pop("repeated_ms") == [0.0, 0.0]
+    path.write_text(json.dumps(document))
+    plan = load_plan(path)
+    assert simulate_plan(plan).step_time_ms == pytest.approx(plan.solver.step_time_ms)
+    wrong = [{**load, "repeated_ms": [0.0]} for load in document["loads"]]
+    path.write_text(json.dumps({**document, "loads": wrong}))
+    with pytest.raises(InputError, match="2 stages of 2 chunks"):
+        simulate_plan(load_plan(path))
 
 
 def test_json_and_table_say_the_same(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verify_plans import hand_plan, mixed, needs_compiler, with_unit
+from verify_plans import Choose, hand_plan, mixed, needs_compiler, with_unit
 
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule.actions import BACKWARD, WEIGHT, WHOLE
@@ -24,6 +24,11 @@ pytestmark = needs_compiler
 LLAMA, VISION = "tools.examples.llama:factory", "tools.examples.vision_language:factory"
 
 
+def all_of(option: str) -> Choose:
+    """That option for every block, and no recomputation elsewhere."""
+    return lambda unit, names: option if option in names and len(names) > 6 else "none"
+
+
 class Compiled:
     """Plans of one network and cluster, all compiled by the same child processes."""
 
@@ -32,7 +37,7 @@ class Compiled:
         self.costs = load_costs(source, settings)
         self.plans: dict[str, Plan] = {}
         for name, planned in plans.items():
-            self.plans[name] = hand_plan(self.costs, choose=mixed, **planned)
+            self.plans[name] = hand_plan(self.costs, **{"choose": mixed, **planned})
             self.plans[name].save(folder / f"{name}.json")
         self.stages = len(next(iter(self.plans.values())).stages)
         ranks = [
@@ -113,6 +118,33 @@ def test_chunks_swapped_where_a_v_turns_are_caught(zero_bubble: Compiled) -> Non
     assert all(stage == 1 for check, stage, _ in found if check == "placement")
 
 
+@pytest.mark.long
+def test_what_runs_again_is_what_the_costs_say(tmp_path: Path) -> None:
+    """Every option of a block by itself, and twice in one chunk, where the later block's gradients run again too."""
+    costs = load_costs(LLAMA, {"layers": 5})
+    names: list[str] = []
+    hand_plan(costs, (2, 4, 5), lambda unit, known: names.extend(known) or "none", chunks=2, schedule="zero_bubble_v")
+    options = list(dict.fromkeys(name for name in names if name in ("none", "select", "both", "full")))
+    assert len(options) == 4
+    plans = {
+        name: {"cuts": (2, 4, 5), "chunks": 2, "schedule": "zero_bubble_v", "micro_batches": 4, "choose": all_of(name)}
+        for name in options
+    }
+    compiled = Compiled(tmp_path, LLAMA, {"layers": 5}, plans)
+    for name in options:
+        result = compiled.verified(name)
+        assert [str(finding) for finding in result.findings] == []
+        assert [text for text in result.warnings if "step time is off" in text] == []
+        assert _says(result, 1, 0) == _says(result, 1, 1) == (name != "none")
+    # The later of two blocks makes its gradients of inputs again: seven products with a weight and four without. They
+    # read its softmax, which takes one product; where all is recomputed, eight of either block (all but the last).
+    for name, products in (("select", 7 + 4 + 1), ("full", 7 + 4 + 8 + 8)):
+        warnings = compiled.verified(name).warnings
+        assert [
+            text for text in warnings if "stage 1, chunk 0" in text and f" {products} of them matrix products" in text
+        ]
+
+
 def test_what_a_split_backward_recomputes_twice_is_said(zero_bubble: Compiled) -> None:
     result = zero_bubble.verified("v")
     split = [stage.checked.order for stage in result.stages if stage.checked is not None]
@@ -120,6 +152,7 @@ def test_what_a_split_backward_recomputes_twice_is_said(zero_bubble: Compiled) -
     recomputed = {(unit.stage, unit.chunk) for unit in zero_bubble.plans["v"].units if unit.recompute_cells}
     said = {place for place in [(0, 0), (0, 1), (1, 0), (1, 1)] if _says(result, *place)}
     assert said and said <= recomputed
+    assert not [text for text in result.warnings if "step time is off" in text]
 
 
 def test_what_runs_apart_is_what_the_costs_say(zero_bubble: Compiled) -> None:

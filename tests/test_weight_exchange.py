@@ -225,17 +225,17 @@ def test_sums_start_when_a_stage_has_ended(kind: str, stages: int, chunks: int, 
     schedule = make_schedule(kind, stages, chunks, micro_batches)
     rng = random.Random(stages)
     size = schedule.virtual_stages
-    forward, backward, weight = ([rng.uniform(1, 3) for _ in range(size)] for _ in range(3))
+    forward, backward, weight, repeated = ([rng.uniform(1, 3) for _ in range(size)] for _ in range(4))
     if not splits_backward(schedule):
-        weight = [0.0] * size
+        weight = repeated = [0.0] * size
     transfers = [rng.uniform(0, 0.5) for _ in range(size - 1)]
-    events = event_simulation(schedule, forward, backward, weight, transfers)
+    events = event_simulation(schedule, forward, backward, weight, transfers, repeated)
     after = [rng.uniform(0, 30) for _ in range(stages)]
     ends = [max(end for (at, _), (_, end) in events.items() if at == stage) for stage in range(stages)]
     expected = max(end + more for end, more in zip(ends, after, strict=True))
-    found = step_with_ends(schedule, forward, backward, transfers, weight, after_ms=after)
+    found = step_with_ends(schedule, forward, backward, transfers, weight, repeated, after_ms=after)
     assert found == pytest.approx(expected)
-    shifted = step_with_ends(schedule, forward, backward, transfers, weight, (2.5,) * stages, after)
+    shifted = step_with_ends(schedule, forward, backward, transfers, weight, repeated, (2.5,) * stages, after)
     assert shifted == pytest.approx(expected + 2.5)
 
 

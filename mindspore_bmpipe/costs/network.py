@@ -16,6 +16,7 @@ from mindspore_bmpipe.costs.held_weights import held_weights
 from mindspore_bmpipe.costs.options import NamedOption, named_options
 from mindspore_bmpipe.costs.recipes import RECIPES, Recipes, recipes_of
 from mindspore_bmpipe.costs.recompute import COMMUNICATION, RecomputeModel, absolute_places, evaluate_rows
+from mindspore_bmpipe.costs.repeated import repeated_by_weights
 from mindspore_bmpipe.costs.rules import require_known, unknown_primitives
 from mindspore_bmpipe.costs.static_memory import StaticSettings, gradient_bytes, static_bytes, weight_bytes
 from mindspore_bmpipe.costs.unit_builder import build_unit_model, unit_signature
@@ -72,6 +73,10 @@ class UnitOption:
     """Time of what runs again."""
     working_set_bytes: int
     """Bytes needed only while the unit runs."""
+    repeated_ms: float
+    """What weight gradients that run apart run again, if nothing before it in its chunk runs again."""
+    repeated_after_ms: float
+    """The same if something does."""
     equals: str = ""
     """Name of an option before it that does exactly the same; empty if there is none."""
 
@@ -248,11 +253,12 @@ class _ModelNumbers:
 
 @dataclass(frozen=True)
 class _ModelOption:
-    """A recompute option with the times of what runs again, by itself."""
+    """A recompute option with the times of what runs again, by itself: (computation, exchange)."""
 
     option: UnitOption
-    computing_ms: float
-    exchange_ms: float
+    extra_ms: tuple[float, float]
+    repeated_ms: tuple[float, float]
+    repeated_after_ms: tuple[float, float]
 
 
 def _evaluate_model(
@@ -262,7 +268,7 @@ def _evaluate_model(
     times = model.operation_ms(hardware, sizes)
     recipes = recipes_of(recompute, model)
     named = named_options(recompute, recipes, times, values, model, most)
-    options = tuple(_numbers(entry, recompute, values, times, model.is_collective) for entry in named)
+    options = tuple(_numbers(entry, model, recompute, values, times) for entry in named)
     exchanged = model.is_collective
     forward = np.arange(len(times)) < model.forward_count
     unit_times = UnitTimes(
@@ -282,15 +288,20 @@ def _evaluate_model(
 
 def _numbers(
     named: NamedOption,
+    model: UnitModel,
     recompute: RecomputeModel,
     values: NDArray[np.float64],
     times: NDArray[np.float64],
-    is_collective: NDArray[np.bool_],
 ) -> _ModelOption:
     option = named.option
-    again = np.zeros(len(times), dtype=bool)
-    again[list(option.repeated)] = True
-    computing, exchange = (float(times[again & kind].sum()) for kind in (~is_collective, is_collective))
+    extra, repeated, repeated_after = (
+        _sums(times, model.is_collective, operations)
+        for operations in (
+            option.repeated,
+            repeated_by_weights(model, recompute, option.places),
+            repeated_by_weights(model, recompute, option.places, hands_on=True),
+        )
+    )
     held = [place for place in option.places if place in recompute.views]
     exchanged = [place for place in option.places if place.endswith(COMMUNICATION)]
     numbers = UnitOption(
@@ -299,18 +310,31 @@ def _numbers(
         primitives=tuple(dict.fromkeys((*held, *(view for place in held for view in recompute.views[place])))),
         communication=tuple(place.removesuffix(COMMUNICATION) for place in exchanged),
         saved_bytes=_whole_bytes(float(option.saved @ values)),
-        extra_backward_ms=computing + exchange,
+        extra_backward_ms=sum(extra),
         working_set_bytes=max(0, _whole_bytes(evaluate_rows(option.working_set, values))),
+        repeated_ms=sum(repeated),
+        repeated_after_ms=sum(repeated_after),
         equals=named.equals,
     )
-    return _ModelOption(numbers, computing, exchange)
+    return _ModelOption(numbers, extra, repeated, repeated_after)
+
+
+def _sums(
+    times: NDArray[np.float64], is_collective: NDArray[np.bool_], operations: Collection[int]
+) -> tuple[float, float]:
+    """Computation and exchange of some operations."""
+    chosen = np.zeros(len(times), dtype=bool)
+    chosen[list(operations)] = True
+    return float(times[chosen & ~is_collective].sum()), float(times[chosen & is_collective].sum())
 
 
 def _in_network(known: _ModelOption, unit_cells: Sequence[str], times: UnitTimes) -> UnitOption:
     option = known.option
     return replace(
         option,
-        extra_backward_ms=times.extra_backward(known.computing_ms, known.exchange_ms),
+        extra_backward_ms=times.extra_backward(*known.extra_ms),
+        repeated_ms=times.alone(*known.repeated_ms),
+        repeated_after_ms=times.alone(*known.repeated_after_ms),
         cells=absolute_places(option.cells, unit_cells),
         primitives=absolute_places(option.primitives, unit_cells),
         communication=absolute_places(option.communication, unit_cells),

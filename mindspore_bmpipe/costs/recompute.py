@@ -107,6 +107,26 @@ class RecomputeModel:
                 wanted |= self._forward[number].reads
         return wanted & ~made & self._model.keepable, tuple(reversed(repeated))
 
+    def repeating_groups(self, places: Places) -> list[tuple[bool, tuple[tuple[int, int], ...]]]:
+        """What runs again together: whether it is a recomputed cell, and (forward operation, storages it drops)."""
+        return self._groups(places, self.kept(places)[1])
+
+    def _groups(self, places: Places, repeated: Sequence[int]) -> list[tuple[bool, tuple[tuple[int, int], ...]]]:
+        """A recomputed cell runs again as a whole; so do primitives that read each other's results."""
+        dropped: dict[int, int] = {}
+        for place in places:
+            for number, storages in self._dropped[place]:
+                dropped[number] = dropped.get(number, 0) | storages
+        again, groups = set(repeated), []
+        for place in places:
+            if place in self._inside:
+                groups.append((True, [number for number in self.operations_of(place) if number in again]))
+                again.difference_update(groups[-1][1])
+        groups.extend((False, members) for members in self._joined(sorted(again)))
+        return [
+            (is_cell, tuple((number, dropped[number]) for number in members)) for is_cell, members in groups if members
+        ]
+
     def operations_of(self, place: str) -> tuple[int, ...]:
         """Forward operations of which a place drops results."""
         return tuple(number for number, _ in self._dropped[place])
@@ -211,24 +231,10 @@ class RecomputeModel:
         return reads
 
     def _backward_timeline(self, places: Places, repeated: Sequence[int]) -> list[ModelOperation]:
-        """Backward operations; what runs again does so just before the first operation that reads what it dropped.
-
-        A recomputed cell runs again as a whole; so do primitives that read each other's results.
-        """
-        dropped: dict[int, int] = {}
-        for place in places:
-            for number, storages in self._dropped[place]:
-                dropped[number] = dropped.get(number, 0) | storages
-        again, groups = set(repeated), []
-        for place in places:
-            if place in self._inside:
-                groups.append([number for number in self.operations_of(place) if number in again])
-                again.difference_update(groups[-1])
-        groups.extend(self._joined(sorted(again)))
+        """Backward operations; what runs again does so just before the first operation that reads what it dropped."""
         waiting = [
-            (group, sum({1 << bit for number in group for bit in indices_of(dropped[number])}))
-            for group in groups
-            if group
+            ([number for number, _ in members], sum({1 << bit for _, bits in members for bit in indices_of(bits)}))
+            for _, members in self._groups(places, repeated)
         ]
         timeline: list[ModelOperation] = []
 

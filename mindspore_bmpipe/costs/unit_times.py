@@ -101,6 +101,10 @@ class UnitTimes:
             return extra_ms + extra_exchange_ms
         return max(0.0, self.backward(extra_ms, extra_exchange_ms) - self.backward())
 
+    def alone(self, computing_ms: float, exchange_ms: float) -> float:
+        """Time of so much computation and exchange with tensor-parallel ranks by themselves."""
+        return self._time(computing_ms, exchange_ms, 0.0, 0.0)
+
     def _time(self, computing_ms: float, tensor_parallel_ms: float, weights_ms: float, gradients_ms: float) -> float:
         hidden = exposed = 0.0
         for kind, time in (

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mindspore_bmpipe.planner.dominance import undominated_options
+from mindspore_bmpipe.planner.dominance import undominated_options, undominated_rows
 from mindspore_bmpipe.planner.knapsack import Frontier, RunFrontiers, Segments, pareto
+from mindspore_bmpipe.planner.split_frontiers import SplitFrontiers
 from mindspore_bmpipe.problem import Problem, schedule_of, stage_constants, update_peak
-from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows
+from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows, splits_backward
+from mindspore_bmpipe.split_backward import repeats_of
 
 _MAX_PRODUCT = 6_000
 """Combinations of the chunks' choices looked at for one stage."""
@@ -27,11 +29,6 @@ _MAX_CAPS = 6
 """Working-set caps tried; of more sizes, the largest are tried."""
 _MAX_FRONTIER = 400
 """Choices of one chunk kept while its runs are combined."""
-_COMPARED = 256
-"""Choices compared at once."""
-_SAME_TIME = 1e-12
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +39,8 @@ class StagePatterns:
     """Least bytes over the limit, 0 if a choice fits; then there is one pattern, the one with that excess."""
     extra_ms: npt.NDArray[np.float64]
     """Recomputation of each chunk, shape (patterns, chunks)."""
+    repeated_ms: npt.NDArray[np.float64] | None
+    """What separate weight gradients of each chunk run again, the same shape, if the schedule splits backwards."""
     peak_bytes: npt.NDArray[np.int64]
     """Peak memory, shape (patterns,)."""
     comparisons: int
@@ -70,7 +69,10 @@ class ChunkOptions:
         schedule = schedule_of(problem)
         self._rows = [np.array(extreme_rows(rows), dtype=np.int64) for rows in in_flight_rows(schedule)]
         self._constants = stage_constants(problem)
-        self._undominated = [undominated_options(run.options) for run in problem.runs]
+        self._split = SplitFrontiers(problem, _MAX_FRONTIER) if splits_backward(schedule) else None
+        self._undominated = [
+            undominated_options(run.options, None if self._split is None else repeats_of(run)) for run in problem.runs
+        ]
         self._frontiers = RunFrontiers(problem)
         sizes = sorted({option.working_set_bytes for run in problem.runs for option in run.options})
         self._caps = sizes[-_MAX_CAPS:]
@@ -96,6 +98,9 @@ class ChunkOptions:
         return self._chunk_frontiers[key]
 
     def _combined(self, cap: int, segments: Segments) -> Frontier | None:
+        if self._split is not None:
+            options = [self._allowed(index, cap) for index, _ in segments]
+            return self._split.of(segments, options) if all(options) else None
         state = Frontier(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, 0), np.int32))
         for index, units in segments:
             allowed = self._allowed(index, cap)
@@ -124,7 +129,7 @@ class ChunkOptions:
         closest: tuple[int, int, tuple[Frontier, ...]] | None = None
         found: list[tuple[tuple[Frontier, ...], npt.NDArray[np.intp], npt.NDArray[np.int64]]] = []
         known: list[tuple[int, ...]] | None = None
-        comparisons = 0
+        comparisons = excess = 0
         for cap in self._caps:
             allowed = [self._allowed(index, cap) for chunk in segments for index, _ in chunk]
             frontiers = [self._frontier(cap, chunk) for chunk in segments]
@@ -146,18 +151,26 @@ class ChunkOptions:
             # Every option is within the largest cap, so there is always a closest choice.
             assert closest is not None
             excess, least_peak, usable = closest
-            least_extra = np.array([[float(frontier.extra[0]) for frontier in usable]])
-            origin = np.zeros((1, 1 + len(usable)), dtype=np.intp)
-            return StagePatterns(excess, least_extra, np.array([least_peak]), comparisons, (usable,), origin, widths)
-        extra = np.concatenate(
-            [np.stack([f.extra[chosen[:, c]] for c, f in enumerate(usable)], axis=1) for usable, chosen, _ in found]
+            found.append((usable, np.zeros((1, len(usable)), dtype=np.intp), np.array([least_peak])))
+        extra, repeated = (
+            np.concatenate([_times(usable, chosen, repeats) for usable, chosen, _ in found])
+            for repeats in (False, True)
         )
         peak = np.concatenate([peaks for _, _, peaks in found])
         origin = np.concatenate([np.insert(chosen, 0, number, axis=1) for number, (_, chosen, _) in enumerate(found)])
-        kept = _unbeaten(extra, peak)
+        costs = np.concatenate((extra, repeated), axis=1)
+        kept = undominated_rows(costs, np.lexsort((peak, costs.sum(axis=1))), _MAX_PATTERNS)
         return StagePatterns(
-            0, extra[kept], peak[kept], comparisons, tuple(usable for usable, _, _ in found), origin[kept], widths
-        )
+            excess, extra[kept], None if self._split is None else repeated[kept], peak[kept], comparisons,
+            tuple(usable for usable, _, _ in found), origin[kept], widths,
+        )  # fmt: skip
+
+
+def _times(frontiers: tuple[Frontier, ...], chosen: npt.NDArray[np.intp], repeats: bool) -> npt.NDArray[np.float64]:
+    """Recomputation of each chunk, or what its weight gradients run again; no columns if nothing is known of that."""
+    times = [frontier.repeated if repeats else frontier.extra for frontier in frontiers]
+    columns = [time[chosen[:, chunk]] for chunk, time in enumerate(times) if time is not None]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(chosen), 0))
 
 
 def _split_counts(flat: npt.NDArray[np.int32], widths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -172,6 +185,15 @@ def _thinned(frontier: Frontier, size: int) -> Frontier:
         return frontier
     rows = np.unique(np.linspace(0, len(frontier.saved) - 1, max(size, 2)).round().astype(np.intp))
     return Frontier(frontier.saved[rows], frontier.extra[rows], frontier.counts[rows])
+
+
+def _best_until(frontier: Frontier) -> npt.NDArray[np.intp]:
+    """For each choice, the one with the least time among it and those that save less."""
+    rows = np.arange(len(frontier.saved))
+    if frontier.repeated is None:
+        return rows
+    time = frontier.extra + frontier.repeated
+    return np.maximum.accumulate(np.where(time <= np.minimum.accumulate(time), rows, 0))
 
 
 def _fitting_choices(
@@ -206,39 +228,20 @@ def _fitting_choices(
         chosen = np.concatenate((chosen[left], index[right][:, None]), axis=1)
         used = used[:, left] + added[:, right]
     # Spend what is left, chunk by chunk: the most saved bytes, hence the least recomputation, that still fit.
+    first = chosen
     for chunk, frontier in enumerate(frontiers):
         weight = rows[:, chunk]
         others = used - frontier.saved[chosen[:, chunk]][None, :] * weight[:, None]
         held = np.flatnonzero(weight)
         room = ((budget - others[held]) // weight[held, None]).min(axis=0, initial=np.iinfo(np.int64).max)
-        chosen[:, chunk] = better = np.searchsorted(frontier.saved, room, side="right") - 1
+        better = _best_until(frontier)[np.searchsorted(frontier.saved, room, side="right") - 1]
+        chosen = np.concatenate((chosen[:, :chunk], better[:, None], chosen[:, chunk + 1 :]), axis=1)
         used = others + frontier.saved[better][None, :] * weight[:, None]
+    if any(frontier.repeated is not None for frontier in frontiers):
+        # The least sum is not the least of both, so what it replaces may be better.
+        chosen = np.concatenate((first, chosen))
     sizes = [len(frontier.saved) for frontier in frontiers]
     if np.prod([float(size) for size in sizes]) >= np.iinfo(np.int64).max:
         return np.unique(chosen, axis=0), compared
     _, first = np.unique(np.ravel_multi_index(tuple(chosen.T), sizes), return_index=True)
     return chosen[first], compared
-
-
-def _unbeaten(extra: npt.NDArray[np.float64], peak: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """Rows of which no other is at most as large everywhere, by total, then peak; at most `_MAX_PATTERNS`."""
-    order = np.lexsort((peak, extra.sum(axis=1)))
-    columns = np.ascontiguousarray(extra[order].T)
-    kept = np.zeros(0, dtype=np.intp)
-    for first in range(0, len(order), _COMPARED):
-        block = np.arange(first, min(first + _COMPARED, len(order)))
-        block = block[~_beaten(columns, kept, block).any(axis=0)]
-        # A row is beaten by an earlier one only; by one that is itself beaten, then also by what beats that.
-        block = block[~np.triu(_beaten(columns, block, block), 1).any(axis=0)]
-        kept = np.concatenate((kept, block))[:_MAX_PATTERNS]
-        if len(kept) == _MAX_PATTERNS:
-            break
-    return order[kept]
-
-
-def _beaten(columns: npt.NDArray[np.float64], rows: npt.NDArray[np.intp], others: npt.NDArray[np.intp]) -> BoolArray:
-    """Which of `rows` is at most as large as which of `others` in every one of the columns."""
-    result = np.ones((len(rows), len(others)), dtype=bool)
-    for column in columns:
-        result &= column[rows][:, None] <= column[others][None, :] + _SAME_TIME
-    return result

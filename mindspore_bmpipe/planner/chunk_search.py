@@ -62,7 +62,7 @@ class Point:
     backward: FloatArray
     """Whole backward of each virtual stage."""
     weight: FloatArray | None
-    """Weight gradients in it, if the schedule ever splits it."""
+    """Weight gradients in it and what they run again apart, shape (2, K), if the schedule ever splits it."""
     excess_bytes: int
     """Bytes over the limits, summed over the stages."""
     time_ms: float
@@ -89,9 +89,9 @@ class ChunkSearch:
         self._penalty = 0.0
         # What a byte over the limit costs at first, in milliseconds: some ten times what recomputing it away does.
         self._byte_price = problem.ideal_ms * problem.stages / sum(problem.memory_limit_bytes)
-        self._price = np.ones(problem.virtual_stages)
+        self._price = np.ones((2, problem.virtual_stages))
         self._listed: dict[tuple[int, tuple[int, ...]], StagePatterns] = {}
-        self._cheapest: dict[tuple[int, tuple[int, ...]], tuple[int, int, FloatArray]] = {}
+        self._cheapest: dict[tuple[int, tuple[int, ...]], tuple[int, int, FloatArray, FloatArray | None]] = {}
 
     def patterns(self, stage: int, classes: tuple[int, ...]) -> StagePatterns:
         """Choices of a stage whose chunks hold groups of these classes."""
@@ -102,15 +102,22 @@ class ChunkSearch:
             self._listed[key] = listed
         return self._listed[key]
 
-    def _choice(self, stage: int, classes: tuple[int, ...]) -> tuple[int, int, FloatArray]:
-        """(excess, pattern, extra time by chunk) of the cheapest choice at the current prices."""
+    def _prices(self, stage: int, listed: StagePatterns) -> FloatArray:
+        """What each choice of a stage costs at the current prices."""
+        columns = self._virtuals[stage]
+        cost = listed.extra_ms @ self._price[0, columns]
+        return cost if listed.repeated_ms is None else cost + listed.repeated_ms @ self._price[1, columns]
+
+    def _choice(self, stage: int, classes: tuple[int, ...]) -> tuple[int, int, FloatArray, FloatArray | None]:
+        """(excess, pattern, extra and repeated time by chunk) of the cheapest choice at the current prices."""
         key = (stage, classes)
         known = self._cheapest.get(key)
         if known is None:
             self.work += _PRICE_WORK
             listed = self.patterns(stage, classes)
-            chosen = int(np.argmin(listed.extra_ms @ self._price[self._virtuals[stage]]))
-            known = self._cheapest[key] = (listed.excess_bytes, chosen, listed.extra_ms[chosen])
+            chosen = int(np.argmin(self._prices(stage, listed)))
+            repeated = None if listed.repeated_ms is None else listed.repeated_ms[chosen]
+            known = self._cheapest[key] = (listed.excess_bytes, chosen, listed.extra_ms[chosen], repeated)
         return known
 
     def reprice(self, point: Point) -> None:
@@ -118,8 +125,8 @@ class ChunkSearch:
         lengths = self.pool.lengths(*_batch(point.forward, point.backward, point.weight))[0]
         longest = np.argsort(-lengths, kind="stable")[:_PRICE_PATHS]
         weights = np.maximum(lengths[longest] / lengths[longest[0]] - 0.97, 0.0)
-        price = weights @ self.pool.backward_counts[longest]
-        price = price / max(float(price.mean()), 1e-12) + 0.05
+        price = np.stack([weights @ self.pool.backward_counts[longest], weights @ self.pool.apart_counts[longest]])
+        price = price / max(float(price[0].mean()), 1e-12) + np.array([[0.05], [0.0]])
         if not np.allclose(price, self._price):
             self._price = price
             self._cheapest.clear()
@@ -130,13 +137,18 @@ class ChunkSearch:
         """Times and excess of splits; stages with the base's units keep its choice.
 
         Returns:
-            forward, backward and weight gradients, shape (n, K); excess, shape (n,); pattern of each stage, -1 where
-            it keeps the base's, shape (n, p).
+            forward and backward, shape (n, K); weight gradients, shape (n, 2, K); excess, shape (n,); pattern of each
+            stage, -1 where it keeps the base's, shape (n, p).
         """
         rules, problem = self.rules, self.problem
         classes = rules.classes[bounds[:, :-1], bounds[:, 1:]]
         forward, backward = rules.forward_ms[classes] * self._slowness, rules.backward_ms[classes] * self._slowness
-        weight = rules.weight_ms[classes] * self._slowness if self._splits else None
+        weight = None
+        if self._splits:
+            repeated = np.zeros(classes.shape) if base is None or base.weight is None else base.weight[1]
+            weight = np.stack(
+                (rules.weight_ms[classes] * self._slowness, np.broadcast_to(repeated, classes.shape)), axis=1
+            )
         changed = np.full((len(bounds), problem.stages), -1, dtype=np.int64)
         excess = np.zeros(len(bounds), dtype=np.int64)
         if base is not None:
@@ -163,6 +175,9 @@ class ChunkSearch:
                 columns
             ]
             backward[rows[:, None], columns] = times[inverse]
+            if weight is not None:
+                again = np.array([choice[3] for choice in choices]) * self._slowness[columns]
+                weight[rows[:, None], 1, columns] = again[inverse]
             changed[rows, stage] = np.array([choice[1] for choice in choices], dtype=np.int64)[inverse]
         return forward, backward, weight, excess, changed
 
@@ -261,23 +276,26 @@ class ChunkSearch:
         rules = self.rules
         mine = np.array(point.bounds)
         classes = rules.classes[mine[:-1], mine[1:]]
-        backwards, origin = [], []
+        backwards, weights, origin = [], [], []
         for stage in range(self.problem.stages):
             columns = self._virtuals[stage]
             held = classes[columns]
             listed = self.patterns(stage, tuple(held.tolist()))
-            price = listed.extra_ms @ self._price[columns]
-            for number in np.argsort(price, kind="stable")[:_TRIED_PATTERNS].tolist():
+            for number in np.argsort(self._prices(stage, listed), kind="stable")[:_TRIED_PATTERNS].tolist():
                 if number != point.chosen[stage]:
                     row = point.backward.copy()
                     row[columns] = (rules.backward_ms[held] + listed.extra_ms[number]) * self._slowness[columns]
                     backwards.append(row)
+                    if point.weight is not None and listed.repeated_ms is not None:
+                        parts = point.weight.copy()
+                        parts[1, columns] = listed.repeated_ms[number] * self._slowness[columns]
+                        weights.append(parts)
                     origin.append((stage, number))
         if not origin:
             return None
         backward = np.array(backwards)
         forward = np.broadcast_to(point.forward, backward.shape)
-        weight = None if point.weight is None else np.broadcast_to(point.weight, backward.shape)
+        weight = np.array(weights) if weights else None
         excess = np.full(len(backward), point.excess_bytes, dtype=np.int64)
         bounds = np.broadcast_to(np.array(point.bounds), (len(backward), len(point.bounds)))
         found = self.best_of(forward, backward, weight, excess, point, bounds)
@@ -286,8 +304,9 @@ class ChunkSearch:
         row_index, time = found
         stage, number = origin[row_index]
         chosen = (*point.chosen[:stage], number, *point.chosen[stage + 1 :])
-        self.pool.separate(point.forward, backward[row_index], point.weight)
-        return replace(point, chosen=chosen, backward=backward[row_index], time_ms=time)
+        part = None if weight is None else weight[row_index]
+        self.pool.separate(point.forward, backward[row_index], part)
+        return replace(point, chosen=chosen, backward=backward[row_index], weight=part, time_ms=time)
 
     def descend(self, point: Point, clock: Clock, budget: float) -> Point:
         """Move to better plans until there is none, or until this much work was done in all."""
@@ -332,7 +351,7 @@ class ChunkSearch:
                 split = self._disturbed(starts[number % len(starts)], generator, _FAR_MOVES)
             if self.best is not None:
                 self.pool.keep_longest(self.best.forward, self.best.backward, self.best.weight, _MOST_PATHS)
-            self._price = np.ones(self.problem.virtual_stages)
+            self._price = np.ones((2, self.problem.virtual_stages))
             self._cheapest.clear()
             before = self.work
             self.descend(self.start(split), clock, budget)

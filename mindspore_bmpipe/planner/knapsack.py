@@ -28,6 +28,8 @@ class Frontier:
     """Recomputation milliseconds, decreasing, shape (n,)."""
     counts: npt.NDArray[np.int32]
     """Units with each option, shape (n, options)."""
+    repeated: npt.NDArray[np.float64] | None = None
+    """What separate weight gradients run again, shape (n,), if it counts too; recomputation then need not decrease."""
 
 
 def pareto(saved: npt.NDArray[np.int64], extra: npt.NDArray[np.float64], counts: npt.NDArray[np.int32]) -> Frontier:

@@ -21,6 +21,7 @@ from mindspore_bmpipe.planner.splits import Bounds, SplitRules
 from mindspore_bmpipe.planner.stage_options import StageOptions
 from mindspore_bmpipe.problem import Problem, schedule_of
 from mindspore_bmpipe.schedule import PathCounts, Schedule, critical_paths, splits_backward, step_times
+from mindspore_bmpipe.split_backward import split_times
 from mindspore_bmpipe.transfers import least_transfers, split_transfers, transfer_table
 
 _STEPS = (-2, -1, 1, 2)
@@ -59,7 +60,7 @@ class PathPool:
         self._known: set[PathCounts] = set()
         self._forward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
         self._backward: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
-        self._weight: npt.NDArray[np.float64] = np.zeros((0, problem.virtual_stages))
+        self._weight: npt.NDArray[np.float64] = np.zeros((0, 2 * problem.virtual_stages))
         self._constant: npt.NDArray[np.float64] = np.zeros(0)
         for path in _typical_paths(self.schedule, tuple(self._least.tolist())):
             self.add(path)
@@ -73,7 +74,7 @@ class PathPool:
         self._forward = np.vstack((self._forward, path.forward))
         self._backward = np.vstack((self._backward, path.backward))
         # A weight gradient is part of the backward that is counted with it, unless the path passes only one of them.
-        self._weight = np.vstack((self._weight, np.array(path.weight) - np.array(path.backward)))
+        self._weight = np.vstack((self._weight, (*np.subtract(path.weight, path.backward), *path.apart)))
         self._constant = np.append(self._constant, np.dot(path.transfers, self._least))
         return True
 
@@ -97,32 +98,38 @@ class PathPool:
     ) -> bool:
         """Add the longest paths of plans' times, shapes (K,) or (plans, K); whether any was new.
 
-        Weight gradients are part of backwards. Without transfer times of the plans, the least there can be are taken.
+        Weight gradients and what they run again have the shape (2, K) or (plans, 2, K), as `simulated_ms` takes them.
+        Without transfer times of the plans, the least there can be are taken.
         """
-        inputs = np.asarray(backward, dtype=np.float64)
-        if weight is not None:
-            inputs = np.maximum(inputs - np.asarray(weight, dtype=np.float64), 0.0)
         sent = self._least if transfers is None else transfers
         added = False
-        for path in critical_paths(self.schedule, forward, inputs, sent, weight):
+        for path in critical_paths(self.schedule, forward, *split_times(backward, sent, weight)):
             added = self.add(path) or added
         return added
 
     def bounds(self, forward: Times, backward: Times, weight: Times | None = None) -> Times:
-        """Largest known path of each plan, shapes (plans, K) to (plans,), with the least transfers there can be."""
+        """Largest known path of each plan, shapes (plans, K) to (plans,), with the least transfers there can be.
+
+        Weight gradients are of the shape (plans, 2, K).
+        """
         return np.asarray(self.lengths(forward, backward, weight).max(axis=1))
 
     def lengths(self, forward: Times, backward: Times, weight: Times | None = None) -> Times:
-        """Length of every known path of each plan, shapes (plans, K) to (plans, paths)."""
+        """Length of every known path of each plan, shapes (plans, K) to (plans, paths); weights as in `bounds`."""
         total = forward @ self._forward.T + backward @ self._backward.T + self._constant
         if weight is not None:
-            total = total + weight @ self._weight.T
+            total = total + weight.reshape(len(weight), -1) @ self._weight.T
         return np.asarray(total)
 
     @property
     def backward_counts(self) -> npt.NDArray[np.float64]:
         """Backwards of each virtual stage on each known path, shape (paths, K)."""
         return self._backward
+
+    @property
+    def apart_counts(self) -> npt.NDArray[np.float64]:
+        """The same of separate weight gradients."""
+        return self._weight[:, self.problem.virtual_stages :]
 
 
 class SplitSearch:

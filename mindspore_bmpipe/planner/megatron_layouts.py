@@ -24,7 +24,8 @@ import numpy.typing as npt
 from mindspore_bmpipe.planner.even import end_units
 from mindspore_bmpipe.planner.recipes import Recipe, runs_of_units
 from mindspore_bmpipe.problem import Problem, schedule_of, stage_constants
-from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows
+from mindspore_bmpipe.schedule import extreme_rows, in_flight_rows, splits_backward
+from mindspore_bmpipe.split_backward import chunk_repeated, repeats_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -109,6 +110,9 @@ class LayoutCosts:
         self._static = _before_bytes([runs[run].static_bytes for run in units])
         self._updating = _before_bytes([runs[run].static_bytes + runs[run].update_bytes for run in units])
         self._weight = _before([runs[run].split_weight_ms for run in units])
+        self._splits = splits_backward(schedule_of(problem))
+        self._units, self._recipes = units, (kept, recomputed)
+        self._repeats = [repeats_of(run) for run in runs]
         self._backward, self._saved, self._working = [], [], []
         for recipe in (kept, recomputed):
             options = [runs[run].options[recipe[run]] for run in units]
@@ -129,14 +133,31 @@ class LayoutCosts:
         start = np.minimum(np.maximum(bounds[:, :-1], self._before), bounds[:, 1:])
         return start, np.maximum(start, np.minimum(np.minimum(start + layers, bounds[:, 1:]), self._last_layer))
 
-    def times(self, bounds: IntArray, layers: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Forward, whole backward and weight gradients in it of every virtual stage, shapes (n, K)."""
+    def times(self, bounds: IntArray, layers: int) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        """Forward and whole backward of every virtual stage, shapes (n, K), and weight gradients as simulations do."""
         low, high = bounds[:, :-1], bounds[:, 1:]
         start, stop = self.recomputed_range(bounds, layers)
         kept, again = self._backward
         backward = kept[high] - kept[low] - (kept[stop] - kept[start]) + again[stop] - again[start]
-        forward, weight = self._forward[high] - self._forward[low], self._weight[high] - self._weight[low]
-        return forward / self._speeds, backward / self._speeds, weight / self._speeds
+        forward = (self._forward[high] - self._forward[low]) / self._speeds
+        weight = None
+        if self._splits:
+            parts = self._weight[high] - self._weight[low], self._repeated(np.stack((low, high, start, stop), axis=-1))
+            weight = np.stack(parts, axis=1) / self._speeds
+        return forward, backward / self._speeds, weight
+
+    def _repeated(self, groups: IntArray) -> FloatArray:
+        """What weight gradients run again of groups [low, high) recomputed in [start, stop), shape (n, K, 4)."""
+        distinct, inverse = np.unique(groups.reshape(-1, 4), axis=0, return_inverse=True)
+        return np.array([self._repeated_of(*row) for row in distinct.tolist()])[inverse].reshape(groups.shape[:2])
+
+    def _repeated_of(self, low: int, high: int, start: int, stop: int) -> float:
+        counts: dict[int, list[int]] = {}
+        for unit in range(low, high):
+            run = self._units[unit]
+            held = counts.setdefault(run, [0] * len(self.problem.runs[run].options))
+            held[self._recipes[start <= unit < stop][run]] += 1
+        return chunk_repeated(self._repeats, counts.items())
 
     def excess_bytes(self, bounds: IntArray, layers: int) -> IntArray:
         """Peak minus limit of every stage, shape (n, p)."""

@@ -28,7 +28,7 @@ from mindspore_bmpipe.planner.base import Clock, Solution, SolveLimits, Status, 
 from mindspore_bmpipe.planner.chunk_rules import ChunkRules
 from mindspore_bmpipe.planner.even import even_bounds
 from mindspore_bmpipe.planner.local_search import PathPool
-from mindspore_bmpipe.planner.megatron_layouts import FloatArray, IntArray, LayoutCosts, Layouts
+from mindspore_bmpipe.planner.megatron_layouts import IntArray, LayoutCosts, Layouts
 from mindspore_bmpipe.planner.recipes import (
     FULL,
     SELECTIVE,
@@ -39,8 +39,7 @@ from mindspore_bmpipe.planner.recipes import (
     runs_of_units,
     split_decision,
 )
-from mindspore_bmpipe.problem import Decision, Problem, recompute_ms, schedule_of, simulated_ms, stage_memory
-from mindspore_bmpipe.schedule import splits_backward
+from mindspore_bmpipe.problem import Decision, Problem, recompute_ms, simulated_ms, stage_memory
 from mindspore_bmpipe.transfers import split_transfers, transfer_table
 
 NAME = "megatron_manual"
@@ -96,16 +95,12 @@ class _Grid:
         self._transfers = transfer_table(problem)
         self.best: _Plan | None = None
         self.closest: tuple[int, _Setting, IntArray] | None = None
-        self._weighs = splits_backward(schedule_of(problem))
-
-    def _lower(self, times: tuple[FloatArray, FloatArray, FloatArray]) -> FloatArray:
-        return self.pool.bounds(times[0], times[1], times[2] if self._weighs else None)
 
     def drop_slow(self, splits: IntArray, costs: LayoutCosts) -> IntArray:
         """Splits that are not proved slower than the best plan even without recomputation."""
         if self.best is None or not len(splits):
             return splits
-        kept = self._lower(costs.times(splits, 0)) <= self.best.time_ms * (1 + _SAME_TIME)
+        kept = self.pool.bounds(*costs.times(splits, 0)) <= self.best.time_ms * (1 + _SAME_TIME)
         return splits[kept]
 
     def try_all(self, splits: IntArray, setting: _Setting) -> None:
@@ -117,24 +112,24 @@ class _Grid:
         splits = splits[excess <= 0]
         if not len(splits):
             return
-        times = setting.costs.times(splits, setting.layers)
+        forward, backward, weight = setting.costs.times(splits, setting.layers)
         left = np.arange(len(splits))
         while left.size and not self.clock.expired():
-            lower = self._lower((times[0][left], times[1][left], times[2][left]))
+            lower = self.pool.bounds(forward[left], backward[left], None if weight is None else weight[left])
             order = np.argsort(lower, kind="stable")
             if self.best is not None:
                 order = order[lower[order] <= self.best.time_ms * (1 + _SAME_TIME)]
             batch, left = left[order[:_BATCH]], left[order[_BATCH:]]
             if not batch.size:
                 return
-            forward, backward, weight = (part[batch] for part in times)
+            parts = None if weight is None else weight[batch]
             transfers = split_transfers(self._transfers, splits[batch])
-            totals = simulated_ms(self.problem, forward, backward, weight if self._weighs else None, transfers)
+            totals = simulated_ms(self.problem, forward[batch], backward[batch], parts, transfers)
             for place, total in zip(batch.tolist(), totals.tolist(), strict=True):
                 self._offer(float(total), setting, splits[place])
             # The longest path of the best of them proves most of the others slower.
-            top = int(np.argmin(totals))
-            self.pool.separate(forward[top], backward[top], weight[top] if self._weighs else None)
+            top = batch[np.argmin(totals)]
+            self.pool.separate(forward[top], backward[top], None if weight is None else weight[top])
 
     def _offer(self, total: float, setting: _Setting, bounds: IntArray) -> None:
         if self.best is not None and total > self.best.time_ms * (1 + _SAME_TIME):

@@ -89,7 +89,7 @@ def _step_time(pool: PathPool, decision: Decision) -> float:
     return evaluate(pool.problem, decision).step_time_ms
 
 
-def _times(problem: Problem, decision: Decision) -> tuple[list[float], list[float], list[float] | None, Times]:
+def _times(problem: Problem, decision: Decision) -> tuple[list[float], list[float], list[list[float]] | None, Times]:
     """Times of a decision, as :meth:`PathPool.separate` takes them."""
     transfers = decision_transfers(problem, decision.counts)
     return (*virtual_stage_times(problem, decision), virtual_stage_weights(problem, decision), transfers)

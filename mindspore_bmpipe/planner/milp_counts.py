@@ -3,13 +3,16 @@
 Where units may be is in `milp_placement`, what fits in `milp_memory`. For virtual stage k, besides the counts n[r,k,o]:
 
     F[k], B[k]          forward and backward time of virtual stage k
+    W[k], R[k]          weight gradients in B and what they run again apart, if the schedule splits backwards
     T                   step time, minimised
 
     F[k] = sum over r, o of forward[r] n[r,k,o],  B[k] = sum over r, o of (backward[r] + extra[r,o]) n[r,k,o]
     T >= sum over k of f[k] F[k] + b[k] B[k] + transfers                            for every path through the schedule
 
-T is exactly the step time once all paths are there. There are far too many, so they are added as they are violated;
-with any subset the optimum is a lower bound. Transfers are in `milp_transfers`.
+and where backwards are split, W is a sum like B, R is in `milp_repeated`, and a path has (w[k] - b[k]) W[k] more for
+its w weight gradients and a[k] R[k] for those of them that are apart. T is exactly the step time once all paths are
+there. There are far too many, so they are added as they are violated; with any subset the optimum is a lower bound.
+Transfers are in `milp_transfers`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from mindspore_bmpipe.planner.milp_backend import TIME_SCALE, optimize, relax
 from mindspore_bmpipe.planner.milp_memory import add_memory, exclude
 from mindspore_bmpipe.planner.milp_placement import add_placement
 from mindspore_bmpipe.planner.milp_private import skip_heuristics
+from mindspore_bmpipe.planner.milp_repeated import add_repeated
 from mindspore_bmpipe.planner.milp_transfers import TransferTimes
 from mindspore_bmpipe.planner.milp_variables import CountVariables
 from mindspore_bmpipe.planner.quiet import silenced
@@ -46,6 +50,7 @@ class CountModel:
             add_memory(self._variables, excess)
             self._transfers = TransferTimes(self._variables)
             self._forward, self._backward, self._weight = self._add_times()
+            self._repeated = self._add_repeated() if self._splits else []
             self.step = self.model.add_var(name="T", lb=0.0)
             self.model.objective = mip.minimize(self.step if excess is None else excess)
 
@@ -73,6 +78,15 @@ class CountModel:
                 self.model.add_constr(total[-1] == mip.xsum(terms), name=f"sum_{name}_{virtual}")
         return forward, backward, weight
 
+    def _add_repeated(self) -> list[mip.Var]:
+        schedule = self._variables.schedule
+        repeated = []
+        for virtual, total in enumerate(add_repeated(self._variables)):
+            repeated.append(self.model.add_var(name=f"repeated_{virtual}", lb=0.0))
+            unit = self._time_unit * self.problem.speeds[schedule.stage_of_virtual[virtual]]
+            self.model.add_constr(repeated[-1] == (1 / unit) * total, name=f"sum_repeated_{virtual}")
+        return repeated
+
     @property
     def _counts(self) -> dict[tuple[int, int], list[mip.Var]]:
         return self._variables.counts
@@ -82,9 +96,10 @@ class CountModel:
         terms = [count * var for count, var in zip(path.forward, self._forward, strict=True) if count]
         terms += [count * var for count, var in zip(path.backward, self._backward, strict=True) if count]
         for virtual, var in enumerate(self._weight):
-            apart = path.weight[virtual] - path.backward[virtual]
-            if apart:
-                terms.append(apart * var)
+            part = path.weight[virtual] - path.backward[virtual]
+            if part:
+                terms.append(part * var)
+        terms += [count * var for count, var in zip(path.apart, self._repeated, strict=False) if count]
         with silenced():
             sent = self._transfers.weighted(path.transfers, self._time_unit)
             self.model.add_constr(self.step >= mip.xsum(terms) + sent)
@@ -96,7 +111,7 @@ class CountModel:
         if self._splits:
             durations[len(self._forward) :] = [
                 *(whole - part for whole, part in zip(self._backward, self._weight, strict=True)),
-                *self._weight,
+                *(part + again for part, again in zip(self._weight, self._repeated, strict=True)),
                 *self._backward,
             ]
         single = np.eye(self.problem.virtual_stages - 1, dtype=int).tolist()
@@ -151,15 +166,16 @@ class CountModel:
         return float(self.step.x) * self._time_unit
 
     def times(self) -> tuple[Times, Times, Times | None, Times]:
-        """Forward, whole backward and weight gradients in it of each virtual stage, of what was solved last.
+        """Forward, whole backward and weight gradients of each virtual stage, of what was solved last.
 
         And the transfers between them, as :meth:`~mindspore_bmpipe.planner.local_search.PathPool.separate` takes them.
         """
-        forward, backward, weight = (
+        forward, backward, weight, repeated = (
             np.array([max(0.0, float(var.x)) * self._time_unit for var in variables])
-            for variables in (self._forward, self._backward, self._weight)
+            for variables in (self._forward, self._backward, self._weight, self._repeated)
         )
-        return forward, backward, weight if self._splits else None, self._transfers.solved()
+        parts = np.stack((weight, repeated)) if self._splits else None
+        return forward, backward, parts, self._transfers.solved()
 
     def relaxed_units(self) -> list[float]:
         """Units of each virtual stage in the relaxation solved last."""
@@ -205,8 +221,13 @@ class CountModel:
         """Value of every variable for a decision."""
         values = [(self.step, step_ms / self._time_unit), *self._variables.values(decision)]
         forward, backward = virtual_stage_times(self.problem, decision)
-        weight = virtual_stage_weights(self.problem, decision) or []
-        for variables, times in ((self._forward, forward), (self._backward, backward), (self._weight, weight)):
+        weight, repeated = virtual_stage_weights(self.problem, decision) or ([], [])
+        for variables, times in (
+            (self._forward, forward),
+            (self._backward, backward),
+            (self._weight, weight),
+            (self._repeated, repeated),
+        ):
             values += [(var, time / self._time_unit) for var, time in zip(variables, times, strict=True)]
         return values
 

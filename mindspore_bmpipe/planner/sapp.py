@@ -88,7 +88,7 @@ def objective_ms(problem: Problem, decision: Decision) -> float:
 def _row(size: int, forward: dict[int, int], backward: dict[int, int]) -> PathCounts:
     counts = [tuple(times.get(virtual, 0) for virtual in range(size)) for times in (forward, backward)]
     # Whole backwards, also where a schedule runs weight gradients apart.
-    return PathCounts(counts[0], counts[1], counts[1], (0,) * (size - 1))
+    return PathCounts(counts[0], counts[1], counts[1], (0,) * size, (0,) * (size - 1))
 
 
 def _backward_caps(problem: Problem, decision: Decision) -> list[float]:

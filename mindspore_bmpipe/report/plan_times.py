@@ -9,8 +9,8 @@ from mindspore_bmpipe.errors import InputError
 from mindspore_bmpipe.plan import Plan
 from mindspore_bmpipe.schedule import Schedule, make_schedule, splits_backward, step_with_ends
 
-PlanTimes = tuple[list[float], list[float], tuple[float, ...], list[float] | None]
-"""Forward, backward, transfer and separate weight gradient times by virtual stage, as schedules take them."""
+PlanTimes = tuple[list[float], list[float], tuple[float, ...], list[float] | None, list[float] | None]
+"""Times of virtual stages as schedules take them: forward, backward, transfer, weight gradients, repeated by those."""
 
 
 def plan_schedule(plan: Plan) -> Schedule:
@@ -28,6 +28,7 @@ def plan_schedule(plan: Plan) -> Schedule:
     )
     if len(plan.stages) != schedule.stages or any(
         not len(stage.chunks) == len(load.saved_bytes) == len(load.weight_ms) == schedule.chunks
+        or len(load.repeated_ms) not in (0, schedule.chunks)
         for stage, load in zip(plan.stages, plan.loads, strict=True)
     ):
         raise InputError(f"plan: it does not have {schedule.stages} stages of {schedule.chunks} chunks; plan again")
@@ -36,13 +37,16 @@ def plan_schedule(plan: Plan) -> Schedule:
 
 def plan_times(plan: Plan, schedule: Schedule) -> PlanTimes:
     """Times of the virtual stages of a plan."""
-    forward, backward, weight = ([0.0] * schedule.virtual_stages for _ in range(3))
+    forward, backward, weight, repeated = ([0.0] * schedule.virtual_stages for _ in range(4))
     for virtuals, stage, load in zip(schedule.virtual_of_chunk, plan.stages, plan.loads, strict=True):
-        for virtual, chunk, part in zip(virtuals, stage.chunks, load.weight_ms, strict=True):
+        parts = zip(virtuals, stage.chunks, load.weight_ms, load.repeated_ms or (0.0,) * schedule.chunks, strict=True)
+        for virtual, chunk, part, again in parts:
             forward[virtual] = chunk.forward_ms
-            weight[virtual] = part
+            weight[virtual], repeated[virtual] = part, again
             backward[virtual] = max(chunk.backward_ms - part, 0.0)
-    return forward, backward, plan.transfer_ms, weight if splits_backward(schedule) else None
+    if not splits_backward(schedule):
+        return forward, backward, plan.transfer_ms, None, None
+    return forward, backward, plan.transfer_ms, weight, repeated
 
 
 def has_exchange(plan: Plan) -> bool:

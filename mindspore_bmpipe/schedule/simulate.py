@@ -23,8 +23,8 @@ _MAX_CELLS = 4_000_000
 class PathCounts:
     """How often one path through the dependency graph passes each computation.
 
-    The step time is at least `sum(forward * F) + sum(backward * B) + sum(weight * W) + sum(transfers * transfer)` for
-    all durations, and equal to it for durations whose longest path this is.
+    The step time is at least `sum(forward * F) + sum(backward * B) + sum(weight * W) + sum(apart * repeated) +
+    sum(transfers * transfer)` for all durations, and equal to it for durations whose longest path this is.
     """
 
     forward: tuple[int, ...]
@@ -32,7 +32,9 @@ class PathCounts:
     backward: tuple[int, ...]
     """Backwards of each virtual stage."""
     weight: tuple[int, ...]
-    """Weight gradients of each virtual stage."""
+    """Weight gradients of each virtual stage, whether separate or part of a whole backward."""
+    apart: tuple[int, ...]
+    """Those of them that are separate, which run again what backwards have recomputed."""
     transfers: tuple[int, ...]
     """Transfers in either direction between each virtual stage and the next, where those are on different stages."""
 
@@ -57,6 +59,7 @@ def step_times(
     backward_ms: npt.ArrayLike,
     transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
+    repeated_ms: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """Step time of each plan: from the first start to the last end over all stages.
 
@@ -66,13 +69,14 @@ def step_times(
         backward_ms: the same for backward.
         transfer_ms: one transfer between different stages; one number, or of shape (K - 1,) or (plans, K - 1) by the
             virtual stage before it.
-        weight_ms: the same for separate weight gradients; `None` for zero.
+        weight_ms: the same for weight gradients, where the schedule splits backwards; `None` for zero.
+        repeated_ms: the same for what separate weight gradients run again, and whole backwards do not; `None` for zero.
 
     Returns:
         Shape (plans,), milliseconds.
     """
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms, repeated_ms)
     plans = durations.shape[1]
     block = max(1, _MAX_CELLS // (graph.size + 1))
     result = np.empty(plans)
@@ -87,6 +91,7 @@ def step_with_ends(
     backward_ms: npt.ArrayLike,
     transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
+    repeated_ms: npt.ArrayLike | None = None,
     before_ms: Sequence[float] = (),
     after_ms: Sequence[float] = (),
 ) -> float:
@@ -97,12 +102,13 @@ def step_with_ends(
         forward_ms: time of one micro-batch through each virtual stage.
         backward_ms: the same for backward.
         transfer_ms: one transfer between different stages.
-        weight_ms: separate weight gradients; `None` for zero.
+        weight_ms: weight gradients, where the schedule splits backwards; `None` for zero.
+        repeated_ms: what separate weight gradients run again; `None` for zero.
         before_ms: per stage, all starting with the step; nothing if empty.
         after_ms: per stage, each starting when its last action has ended; nothing if empty.
     """
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms, repeated_ms)
     stages = schedule.stages
     before, after = (np.array(times or (0.0,) * stages, dtype=np.float64) for times in (before_ms, after_ms))
     # Rows behind those of the actions hold when stages are free; the last one stays the zero of the step's start.
@@ -122,9 +128,10 @@ def timeline(
     backward_ms: npt.ArrayLike,
     transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
+    repeated_ms: npt.ArrayLike | None = None,
 ) -> tuple[TimedAction, ...]:
     """Start and end of every action of one plan (shapes (K,)), by stage and then in the order the stage runs them."""
-    graph, ends, delays = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
+    graph, ends, delays = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms, repeated_ms)
     timed: list[TimedAction] = []
     starts = _starts(graph, ends, delays)
     for stage, (order, numbers) in enumerate(zip(schedule.orders, graph.of_stage, strict=True)):
@@ -138,13 +145,14 @@ def critical_paths(
     backward_ms: npt.ArrayLike,
     transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
+    repeated_ms: npt.ArrayLike | None = None,
 ) -> list[PathCounts]:
     """Counts along two longest paths of each plan, shapes (K,) or (plans, K).
 
     Where two predecessors end at the same time, the first path stays on the stage and the second follows the data.
     """
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms, repeated_ms)
     block = max(1, _MAX_CELLS // (graph.size + 1))
     found: list[PathCounts] = []
     for first in range(0, durations.shape[1], block):
@@ -167,12 +175,10 @@ def _counts(graph: DependencyGraph, path: list[int]) -> PathCounts:
     crossed = graph.boundary[received]
     transfers = np.bincount(crossed[crossed >= 0], minlength=graph.virtual_stages - 1)
     forward, backward, weight, whole = counts.reshape(len(KINDS), graph.virtual_stages)
-    backward, weight = backward + whole, weight + whole
+    backward, apart, weight = backward + whole, weight, weight + whole
     if any(graph.sends_block):
         transfers = (forward[:-1] + backward[1:]) * np.array(graph.sends_block)
-    return PathCounts(
-        tuple(forward.tolist()), tuple(backward.tolist()), tuple(weight.tolist()), tuple(transfers.tolist())
-    )
+    return PathCounts(*(tuple(part.tolist()) for part in (forward, backward, weight, apart, transfers)))
 
 
 def critical_actions(
@@ -181,13 +187,14 @@ def critical_actions(
     backward_ms: npt.ArrayLike,
     transfer_ms: npt.ArrayLike = 0.0,
     weight_ms: npt.ArrayLike | None = None,
+    repeated_ms: npt.ArrayLike | None = None,
 ) -> tuple[TimedAction, ...]:
     """The actions along a longest path of one plan (shapes (K,)), from the first to the last.
 
     Each starts when the one before it ends, or one transfer later where that is on another stage; the first starts at 0
     and the last ends with the step.
     """
-    graph, ends, delays = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms)
+    graph, ends, delays = _simulated(schedule, forward_ms, backward_ms, transfer_ms, weight_ms, repeated_ms)
     starts = _starts(graph, ends, delays)
     found = []
     for number in _longest_path(graph, ends, delays, prefer_stage=True):
@@ -203,10 +210,11 @@ def _simulated(
     backward_ms: npt.ArrayLike,
     transfer_ms: npt.ArrayLike,
     weight_ms: npt.ArrayLike | None,
+    repeated_ms: npt.ArrayLike | None,
 ) -> tuple[DependencyGraph, FloatArray, FloatArray]:
     """The dependencies, when each action of one plan ends, and how long what it receives is on its way."""
     graph = dependency_graph(schedule)
-    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms)
+    durations = slot_durations(graph, forward_ms, backward_ms, weight_ms, transfer_ms, repeated_ms)
     transfers = durations[-graph.virtual_stages :, 0]
     return graph, end_times(graph, durations)[:, 0], transfers[graph.boundary]
 

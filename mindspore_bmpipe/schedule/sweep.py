@@ -19,16 +19,20 @@ def slot_durations(
     backward_ms: npt.ArrayLike,
     weight_ms: npt.ArrayLike | None,
     transfer_ms: npt.ArrayLike = 0.0,
+    repeated_ms: npt.ArrayLike | None = None,
 ) -> FloatArray:
     """Durations by slot, then transfers by boundary, then 0 for no transfer, shape (kinds * K + K, plans).
 
     Transfers are one number for all, or of shape (K - 1,) or (plans, K - 1). Where they block they are part of the
-    actions that send.
+    actions that send. What is repeated is part of separate weight gradients (`W`), and of no whole backward (`BW`).
     """
     forward = np.atleast_2d(np.asarray(forward_ms, dtype=np.float64))
     backward = np.atleast_2d(np.asarray(backward_ms, dtype=np.float64))
-    weight = np.zeros_like(forward) if weight_ms is None else np.atleast_2d(np.asarray(weight_ms, dtype=np.float64))
-    for label, times in (("forward", forward), ("backward", backward), ("weight", weight)):
+    weight, repeated = (
+        np.zeros_like(forward) if times is None else np.atleast_2d(np.asarray(times, dtype=np.float64))
+        for times in (weight_ms, repeated_ms)
+    )
+    for label, times in (("forward", forward), ("backward", backward), ("weight", weight), ("repeated", repeated)):
         if times.shape != (forward.shape[0], graph.virtual_stages):
             raise InputError(
                 f"{label} times have shape {times.shape}, expected (plans, virtual stages) = "
@@ -49,7 +53,7 @@ def slot_durations(
         forward[:, :-1] += sent
         backward[:, 1:] += sent
         transfers[:] = 0.0
-    return np.concatenate((forward, backward, weight, backward + weight, transfers), axis=1).T
+    return np.concatenate((forward, backward, weight + repeated, backward + weight, transfers), axis=1).T
 
 
 def sweep(graph: DependencyGraph, durations: FloatArray, ends: FloatArray, actions: range, offset: int = 0) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mindspore_bmpipe.costs.recompute import RecomputeModel, relative_places
+from mindspore_bmpipe.costs.repeated import repeated_by_weights
 from mindspore_bmpipe.graph.cell_graph import EXCHANGES
 from mindspore_bmpipe.schedule import make_schedule, registered
 from mindspore_bmpipe.schedule.actions import Action
@@ -16,6 +18,7 @@ from mindspore_bmpipe.verify.rank_graph import RankGraph, compiled_order
 from mindspore_bmpipe.verify.transfers import check_transfers
 
 _SHOWN_NODES = 3
+_PRODUCTS = ("MatMul", "BatchMatMul")
 
 
 @dataclass(frozen=True)
@@ -213,31 +216,52 @@ def _split(expected: Expected, place: Place, matched: MatchedChunk, notes: list[
             tuple(node.scope for node in missing[:_SHOWN_NODES]),
         )  # fmt: skip
     notes.extend(_runs_apart(expected, place, matched))
-    count = Counter(node.operation for part in matched.parts for node in part.operations)
-    count.subtract(Counter(node.operation for node in whole.operations))
-    more = sum(number for number in count.values() if number > 0)
-    if whole.recomputed and more:
-        products = sum(count[name] for name in ("MatMul", "BatchMatMul"))
-        notes.append(
-            f"stage {stage}, chunk {place[1]}: a split backward (B, then W) runs {more} operations more than a whole "
-            f"one (BW), {products} of them matrix products: W repeats what B has recomputed. The plan counts them once"
-        )
 
 
 def _runs_apart(expected: Expected, place: Place, matched: MatchedChunk) -> Iterable[str]:
-    """Without recomputation, what makes gradients of weights apart is what its costs say."""
-    weights = matched.parts[1]
-    if matched.backward.recomputed:
-        return
-    models = [expected.costs.models[unit] for unit in expected.units_at(place)]
-    priced = Counter(model.operations[number].primitive for model in models for number in model.weight_gradients)
-    compiled = Counter(node.operation for node in weights.operations)
+    """Whether what makes gradients of weights apart is what its costs say, and what it runs again."""
+    where = f"stage {place[0]}, chunk {place[1]}"
+    compiled = Counter(node.operation for node in matched.parts[1].operations)
+    priced, again = _priced_apart(expected, place)
     for name in sorted(priced.keys() | compiled.keys()):
-        if priced[name] != compiled[name]:
+        # Sums of gradients are joined, and equal masks and angles made once, so that less runs than was traced.
+        if (
+            compiled[name] > priced[name]
+            or (compiled[name] < priced[name] and not again)
+            or (compiled[name] < priced[name] and name in _PRODUCTS)
+        ):
             yield (
-                f"stage {place[0]}, chunk {place[1]}: the part of a split backward that makes gradients of weights (W) "
+                f"{where}: the part of a split backward that makes gradients of weights (W) "
                 f"runs {compiled[name]} {name} as compiled, and {priced[name]} as priced: the plan's step time is off"
             )
+    if again:
+        products = sum(again[name] for name in _PRODUCTS)
+        yield (
+            f"{where}: a split backward (B, then W) takes longer than a whole one (BW): W runs {again.total()} "
+            f"operations again, {products} of them matrix products. The plan's step time counts them"
+        )
+    left_out = {item.operations for item in matched.backward.recomputed}
+    left_out -= {item.operations for item in matched.parts[0].recomputed}
+    if left_out:
+        yield (
+            f"{where}: the part of a split backward that makes gradients of inputs (B) leaves {len(left_out)} "
+            "recomputed operations to W alone. The plan's step time counts them in both"
+        )
+
+
+def _priced_apart(expected: Expected, place: Place) -> tuple[Counter[str], Counter[str]]:
+    """Operations by primitive that the costs count for `W`, and those of them that run again."""
+    priced, again = Counter[str](), Counter[str]()
+    for unit in expected.units_at(place):
+        model, planned = expected.costs.models[unit], expected.plan.units[unit]
+        places = relative_places(
+            planned.recompute_cells, planned.recompute_primitives, planned.recompute_communication,
+            expected.costs.split.units[unit].cells,
+        )  # fmt: skip
+        repeated = repeated_by_weights(model, RecomputeModel(model), places, hands_on=bool(again))
+        again.update(model.operations[number].primitive for number in repeated)
+        priced.update(model.operations[number].primitive for number in model.weight_gradients)
+    return priced + again, again
 
 
 def _held_weights(expected: Expected, stage: int, rank: RankGraph) -> Iterable[Finding]:

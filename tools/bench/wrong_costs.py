@@ -26,6 +26,7 @@ from mindspore_bmpipe.planner import SolveLimits
 from mindspore_bmpipe.problem import (
     Decision,
     Problem,
+    Run,
     check,
     evaluate,
     expand_decision,
@@ -34,6 +35,7 @@ from mindspore_bmpipe.problem import (
 )
 from mindspore_bmpipe.problem_config import usable_bytes
 from mindspore_bmpipe.schedule import in_flight_rows, splits_backward
+from mindspore_bmpipe.split_backward import repeats_of
 from mindspore_bmpipe.transfers import decision_transfers
 from tools.bench.joint import MANUAL, answer
 
@@ -79,8 +81,10 @@ def wrong_kinds(problem: Problem, seed: int) -> Problem:
                 saved_bytes=less(option.saved_bytes, saved),
                 working_set_bytes=less(option.working_set_bytes, saved),
                 extra_backward_ms=option.extra_backward_ms / forward,
+                repeated_ms=first / forward,
+                repeated_after_ms=first / forward + (after - first) / backward,
             )
-            for option in run.options
+            for option, first, after in zip(run.options, *_repeated(run), strict=True)
         )
         runs.append(
             replace(
@@ -94,6 +98,12 @@ def wrong_kinds(problem: Problem, seed: int) -> Problem:
             )
         )
     return replace(problem, runs=tuple(runs))
+
+
+def _repeated(run: Run) -> tuple[list[float], list[float]]:
+    """What separate weight gradients run again of a unit, by option: as the first of its chunk, and behind it."""
+    repeats = repeats_of(run)
+    return repeats.first.tolist(), repeats.after.tolist()
 
 
 def judged_by_units(problem: Problem, decision: Decision, seed: int, draws: int = DRAWS) -> Judged:
@@ -119,7 +129,16 @@ def judged_by_units(problem: Problem, decision: Decision, seed: int, draws: int 
     backward_ms = on_virtual(backward * [run.backward_ms for run in runs] + extra) / speeds
     weight_ms = None
     if splits_backward(schedule_of(problem)):
-        weight_ms = on_virtual(backward * [run.split_weight_ms for run in runs]) / speeds
+        repeated = np.zeros(shape)
+        started: set[int] = set()
+        for unit, place in enumerate(places):
+            first, after = (times[place.option_index] for times in _repeated(runs[unit]))
+            behind = place.virtual_stage in started
+            # Recomputation is wrong as forwards are, gradients as backwards are.
+            repeated[:, unit] = forward[:, unit] * first + backward[:, unit] * (after - first) * behind
+            started.update([place.virtual_stage] if first else [])
+        parts = on_virtual(backward * [run.split_weight_ms for run in runs]), on_virtual(repeated)
+        weight_ms = np.stack(parts, axis=1) / speeds
     fits = np.ones(draws, dtype=bool)
     on_stage = np.array([place.stage for place in places])
     static_bytes = static * [run.static_bytes for run in runs]
