@@ -103,7 +103,7 @@ def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clo
         for path in pool.paths[sent:]:
             model.add_path(path)
         sent = len(pool.paths)
-        relaxed = model.relax(clock)
+        relaxed = model.relax()  # not counted: even a first look needs a bound, and the solver's help to find a plan
         if relaxed is None:
             return float("inf")
         objective = relaxed * (1 - _ROUNDING)
@@ -112,7 +112,7 @@ def tighten(model: CountModel, pool: PathPool, best: Decision | None, clock: Clo
         if best is not None and weight is None:
             times = _times(pool.problem, best)
             pool.separate((forward + times[0]) / 2, (backward + times[1]) / 2, None, (transfers + times[3]) / 2)
-        if len(pool.paths) == sent or clock.ends():
+        if len(pool.paths) == sent or clock.expired():
             break
     for path in pool.paths[sent:]:
         model.add_path(path)

@@ -74,15 +74,16 @@ def new_model(limits: SolveLimits, solver: str | None = None) -> mip.Model:
     return model
 
 
-def relax(model: mip.Model, clock: Clock) -> bool:
-    """Solve the linear relaxation; whether it has a feasible point. The work is counted on the clock.
+def relax(model: mip.Model, clock: Clock | None = None) -> bool:
+    """Solve the linear relaxation; whether it has a feasible point. The work is counted on the clock, if there is one.
 
     Raises:
         SolverError: it ended in another way.
     """
     with silenced():
         status = model.optimize(relax=True)
-    clock.spend(iterations(model) * _iteration_s(model))
+    if clock is not None:
+        clock.spend(iterations(model) * _iteration_s(model))
     if status == mip.OptimizationStatus.INFEASIBLE:
         return False
     if status != mip.OptimizationStatus.OPTIMAL:

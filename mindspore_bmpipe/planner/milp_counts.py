@@ -157,9 +157,9 @@ class CountModel:
                 for var in variables:
                     var.var_type = kind
 
-    def relax(self, clock: Clock) -> float | None:
+    def relax(self) -> float | None:
         """Step time of the linear relaxation; `None` if it has no feasible point. `times` gives those of its stages."""
-        return float(self.step.x) * self._time_unit if relax(self.model, clock) else None
+        return float(self.step.x) * self._time_unit if relax(self.model) else None
 
     def step_ms(self) -> float:
         """Step time of what was solved last, as far as the known paths tell."""
