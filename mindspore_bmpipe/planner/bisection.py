@@ -7,8 +7,6 @@ plans: with all stages below a common limit, the step time is close to what the 
 
 from __future__ import annotations
 
-import numpy as np
-
 from mindspore_bmpipe.planner.base import Clock, SolveLimits
 from mindspore_bmpipe.planner.elimination import Survivors, cheapest_split, eliminate, path_bound, path_cost, sharpen
 from mindspore_bmpipe.planner.local_search import PathPool, SplitSearch
@@ -70,7 +68,7 @@ def _decide(everything: Survivors, guess: float, search: SplitSearch, pool: Path
             return True
         times = search.times(split)
         assert times is not None
-        length = float(pool.bounds(np.array([times[0]]), np.array([times[1]]))[0])
+        length = float(pool.bounds(times[0][None, :], times[1][None, :])[0])
         known = len(pool.paths)
         pool.separate(*times)
         fresh = pool.paths[known:]

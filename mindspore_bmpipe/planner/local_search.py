@@ -158,19 +158,15 @@ class SplitSearch:
         """Its step time; no split seen is faster by more than rounding."""
         self._best_tie: tuple[float, int] = (float("inf"), 0)
 
-    def times(self, bounds: Bounds) -> tuple[list[float], list[float], None, Times] | None:
+    def times(self, bounds: Bounds) -> tuple[Times, Times, None, Times] | None:
         """Forward, backward, no separate weight gradient and transfer times of a split; `None` if a stage does not fit.
 
         As :meth:`PathPool.separate` takes them.
         """
-        forward, backward = [], []
-        for stage, (low, high) in enumerate(itertools.pairwise(bounds)):
-            choice = self.options.choice(stage, low, high)
-            if choice is None:
-                return None
-            forward.append(choice.forward_ms)
-            backward.append(choice.backward_ms)
-        return forward, backward, None, split_transfers(self._transfers, bounds)
+        forward, backward = self.options.times(np.array([bounds]))
+        if not np.isfinite(backward).all():
+            return None
+        return forward[0], backward[0], None, split_transfers(self._transfers, bounds)
 
     def _tie_break(self, bounds: Bounds) -> tuple[float, int]:
         extra, peak = 0.0, 0
@@ -193,6 +189,7 @@ class SplitSearch:
         bounds = self.pool.bounds(forward[fits], backward[fits])
         order = fits[np.argsort(bounds, kind="stable")]
         simulated: dict[int, float] = {}
+        learned: set[int] = set()
         limit = self.best_time
         for first in range(0, len(order), _BLOCK):
             rows = order[first : first + _BLOCK]
@@ -207,14 +204,16 @@ class SplitSearch:
             at = int(np.argmin(totals))
             limit = min(limit, float(totals[at]))
             self.pool.separate(forward[rows[at]], backward[rows[at]], None, transfers[at])
+            learned.add(int(rows[at]))
         improved = None
         for row, total in sorted(simulated.items()):
             if self._improve(tuple(table[row].tolist()), total):
                 improved = row
         if improved is None:
             return None
-        transfers = split_transfers(self._transfers, table[improved])
-        self.pool.separate(forward[improved], backward[improved], None, transfers)
+        if improved not in learned:
+            transfers = split_transfers(self._transfers, table[improved])
+            self.pool.separate(forward[improved], backward[improved], None, transfers)
         return tuple(table[improved].tolist())
 
     def _improve(self, bounds: Bounds, time: float) -> bool:
